@@ -89,7 +89,8 @@ def how_to_install(os_release: Path = Path("/etc/os-release")) -> str:
         if word in PACKAGES:
             return f"install them with: {PACKAGES[word]}"
     return (
-        "install them: Debian and Ubuntu `gcc libc6-dev`, Fedora `gcc glibc-static`, Alpine `gcc musl-dev linux-headers`"
+        "install them: Debian and Ubuntu `gcc libc6-dev`, Fedora `gcc glibc-static`, "
+        "Alpine `gcc musl-dev linux-headers`"
     )
 
 
