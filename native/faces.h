@@ -1,0 +1,7 @@
+#ifndef WF_FACES_H
+#define WF_FACES_H
+
+int launch_main(void);
+int reroot_main(void);
+
+#endif

@@ -1,0 +1,287 @@
+/* Makes a sandbox from a plan and becomes its PID 1. Everything that needs
+ * the host is opened first; then the namespaces, the overlay and the pivot;
+ * every path of the world is resolved after the pivot, inside it. */
+#define _GNU_SOURCE
+#include "faces.h"
+#include "furnish.h"
+#include "guard.h"
+#include "overlay.h"
+#include "plan.h"
+#include "wf.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/sched.h>
+#include <net/if.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define FRAME_LAUNCHED 110
+#define OWNER_PIDFD 4
+
+static void write_file(int dir, const char *path, const char *text)
+{
+	int fd = openat(dir, path, O_WRONLY | O_CLOEXEC);
+	ssize_t size = (ssize_t)strlen(text);
+
+	if (fd < 0)
+		die("opening %s", path);
+	if (write(fd, text, (size_t)size) != size)
+		die("writing '%s' to %s", text, path);
+	close(fd);
+}
+
+static int open_in(const char *dir, const char *name, int flags)
+{
+	char path[4096];
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	fd = open(path, flags | O_CLOEXEC);
+	if (fd < 0)
+		die("opening %s", path);
+	return fd;
+}
+
+/* Splits "name\tvalue" at the tab. */
+static const char *split(const char *item, char *name, size_t size)
+{
+	const char *tab = strchr(item, '\t');
+
+	if (!tab || (size_t)(tab - item) >= size) {
+		errno = EINVAL;
+		die("a plan value without a name: %.64s", item);
+	}
+	memcpy(name, item, (size_t)(tab - item));
+	name[tab - item] = '\0';
+	return tab + 1;
+}
+
+static void set_knob(const char *dir, const char *item)
+{
+	char name[128], path[4096];
+
+	item = split(item, name, sizeof(name));
+	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	write_file(AT_FDCWD, path, item);
+}
+
+/* cgdir=, then cgset=, cgjoin=, cgfreeze= and cgoom= for that directory. */
+static void make_cgroups(const struct plan *plan, struct wf_init_config *c)
+{
+	const char *dir = NULL;
+
+	for (size_t i = 0; i < plan->n_items; i++) {
+		const char *key = plan->items[i].key;
+		const char *value = plan->items[i].value;
+
+		if (strcmp(key, "cgdir") == 0) {
+			dir = value;
+			if (mkdir(dir, 0755) < 0)
+				die("making the cgroup %s", dir);
+		} else if (strncmp(key, "cg", 2) == 0 && !dir) {
+			errno = EINVAL;
+			die("%s before any cgdir", key);
+		} else if (strcmp(key, "cgset") == 0) {
+			set_knob(dir, value);
+		} else if (strcmp(key, "cgjoin") == 0) {
+			if (c->n_join == 8) {
+				errno = E2BIG;
+				die("more than 8 cgroups");
+			}
+			c->join_fds[c->n_join++] = open_in(dir, value, O_WRONLY);
+		} else if (strcmp(key, "cgfreeze") == 0) {
+			c->freeze_kind = 1;
+			c->freeze_fd = open_in(dir, value, O_RDWR);
+			c->freeze_state_fd = c->freeze_fd;
+		} else if (strcmp(key, "cgfreeze2") == 0) {
+			c->freeze_kind = 2;
+			c->freeze_fd = open_in(dir, "cgroup.freeze", O_RDWR);
+			c->freeze_state_fd =
+				open_in(dir, "cgroup.events", O_RDONLY);
+		} else if (strcmp(key, "cgoom") == 0) {
+			c->oom_fd = open_in(dir, value, O_RDONLY);
+		}
+	}
+}
+
+/* A unix socket's path has 108 bytes: bound from inside its directory. */
+static int listen_in(const char *run)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX,
+				       .sun_path = "sock" };
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	if (fd < 0)
+		die("making the socket");
+	if (chdir(run) < 0)
+		die("chdir %s", run);
+	if (bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
+		die("binding %s/sock", run);
+	if (listen(fd, 64) < 0)
+		die("listening on %s/sock", run);
+	return fd;
+}
+
+static void map_single_id(uid_t uid, gid_t gid)
+{
+	char text[64];
+
+	write_file(AT_FDCWD, "/proc/self/setgroups", "deny");
+	snprintf(text, sizeof(text), "0 %u 1", uid);
+	write_file(AT_FDCWD, "/proc/self/uid_map", text);
+	snprintf(text, sizeof(text), "0 %u 1", gid);
+	write_file(AT_FDCWD, "/proc/self/gid_map", text);
+}
+
+static void unshare_all(const struct plan *plan)
+{
+	int flags = CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS |
+		    CLONE_NEWCGROUP | CLONE_NEWPID;
+	uid_t uid = geteuid();
+	gid_t gid = getegid();
+
+	if (!plan_is(plan, "net", "host"))
+		flags |= CLONE_NEWNET;
+	if (plan_is(plan, "form", "user")) {
+		if (unshare(CLONE_NEWUSER) < 0)
+			die("userns: a user namespace of its own");
+		map_single_id(uid, gid);
+	}
+	if (unshare(flags) < 0)
+		die("namespaces of its own");
+	if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
+		die("making mounts private");
+}
+
+static void raise_loopback(void)
+{
+	struct ifreq request = { .ifr_name = "lo" };
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	if (fd < 0)
+		die("a socket for the loopback interface");
+	request.ifr_flags = IFF_UP | IFF_RUNNING;
+	if (ioctl(fd, SIOCSIFFLAGS, &request) < 0)
+		die("raising the loopback interface");
+	close(fd);
+}
+
+static void enter_root(const struct plan *plan, int root_fd)
+{
+	const char *point = plan_get(plan, "root", "");
+
+	if (wf_move_mount(root_fd, "", AT_FDCWD, point,
+			  MOVE_MOUNT_F_EMPTY_PATH) < 0)
+		die("attaching the root at %s", point);
+	if (fchdir(root_fd) < 0)
+		die("entering the root");
+	if (syscall(SYS_pivot_root, ".", ".") < 0)
+		die("pivot_root");
+	/* The host's mounts, which hold no upper: these may go lazily. */
+	if (umount2(".", MNT_DETACH) < 0)
+		die("leaving the host's mounts");
+	if (chdir("/") < 0)
+		die("chdir /");
+	close(root_fd);
+}
+
+/* Returns when the other end of the pipe is closed. */
+static void wait_for(int go)
+{
+	char nothing;
+	ssize_t got;
+
+	do
+		got = read(go, &nothing, 1);
+	while (got < 0 && errno == EINTR);
+	close(go);
+}
+
+static void become_init(const struct plan *plan, struct wf_init_config *c,
+			int go)
+{
+	const char *name = plan_get(plan, "hostname", "sandbox");
+
+	if (setsid() < 0 && errno != EPERM)
+		die("a session of its own");
+	furnish_proc(&c->proc_fd);
+	if (sethostname(name, strlen(name)) < 0)
+		die("setting the host name");
+	umask(0022);
+	if (plan_is(plan, "form", "trusted") && setgroups(0, NULL) < 0)
+		die("dropping groups");
+	guard_install();
+	wait_for(go);
+	_exit(wf_init_main(c));
+}
+
+static void start_init(const struct plan *plan, struct wf_init_config *c)
+{
+	/* The caller's parent, the owner, becomes the parent of PID 1 too, so
+	 * that it can wait for it, and no orphan is left to a PID 1 of the
+	 * host that may not reap. */
+	uint32_t reported;
+	int go[2];
+	long pid;
+
+	if (pipe2(go, O_CLOEXEC) < 0)
+		die("a pipe");
+	pid = syscall(SYS_clone, CLONE_PARENT | SIGCHLD, NULL, NULL, NULL,
+		      NULL);
+	if (pid < 0)
+		die("starting PID 1");
+	if (pid == 0) {
+		close(go[1]);
+		become_init(plan, c, go[0]);
+	}
+	/* The owner hears of the pid before PID 1 says hello. */
+	reported = (uint32_t)pid;
+	report(FRAME_LAUNCHED, &reported, sizeof(reported));
+}
+
+int launch_main(void)
+{
+	struct plan plan;
+	struct furniture furniture;
+	struct wf_init_config c = {
+		.owner_fd = PLAN_FD, .owner_pidfd = OWNER_PIDFD,
+		.listen_fd = -1, .lock_fd = -1, .proc_fd = -1,
+		.freeze_fd = -1, .freeze_state_fd = -1, .oom_fd = -1,
+	};
+	const char *run, *lock;
+	int root_fd;
+
+	plan_read(&plan);
+	run = plan_get(&plan, "run", "");
+	lock = plan_get(&plan, "lock", "");
+	c.sandbox_id = plan_get(&plan, "id", "");
+	c.peer_uid = geteuid();
+	c.detached = plan_is(&plan, "detached", "1");
+	c.lifetime_ms = plan_number(&plan, "lifetime_ms", 0);
+	c.lock_fd = open(lock, O_RDWR | O_CLOEXEC);
+	if (c.lock_fd < 0)
+		die("opening the lock %s", lock);
+	c.listen_fd = listen_in(run);
+	make_cgroups(&plan, &c);
+	unshare_all(&plan);
+	if (!plan_is(&plan, "net", "host"))
+		raise_loopback();
+	furniture_open(&plan, &furniture);
+	root_fd = overlay_mount(&plan);
+	enter_root(&plan, root_fd);
+	furnish(&plan, &furniture);
+	start_init(&plan, &c);
+	return 0;
+}
