@@ -1,0 +1,266 @@
+"""Removal of whole trees that cannot reach anything outside of them.
+
+A sandbox's files are hostile: links that point at the host, directories nested deeper than any stack, directories
+without permissions. And a mistake of ours must not be worse than a leak: where something is mounted inside the tree,
+that place is refused and what is mounted there is left alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+import stat
+from pathlib import Path
+
+from worldfork.core.errors import ConfigError, StoreError
+
+_OPENAT2 = 437  # the same number on every architecture
+_RESOLVE_NO_XDEV = 0x01  # refuses bind mounts of the same device too
+_RESOLVE_NO_SYMLINKS = 0x04
+_RESOLVE_BENEATH = 0x08
+_DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DEEPEST = 32
+_REPORTED = 20
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
+
+
+def remove_tree(path: Path, *, dir_fd: int | None = None) -> None:
+    """Remove `path` and all below it. A path that does not exist is fine.
+
+    Never follows a link, never crosses onto another mount, opens up directories of our own that lack permissions,
+    and goes on after a failure so that one bad entry does not keep the rest.
+
+    Args:
+        path: a directory, file or link; its parent is trusted.
+        dir_fd: directory that a relative `path` starts from.
+    Raises:
+        ConfigError: the path has no last name, like `/` or `..`.
+        StoreError: something is left. `failures` is a list of (path, errno), at most 20 of them. An errno of EXDEV or
+            EBUSY means that something is mounted there.
+    Source: openat2(2), RESOLVE_NO_XDEV.
+    """
+    if path.name in ("", ".."):
+        raise ConfigError(f"{path} names no entry of a directory", path=str(path))
+    try:
+        parent = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return
+    try:
+        removal = _Removal(path)
+        removal.run(parent)
+    finally:
+        os.close(parent)
+    for first, number in removal.failures.items():
+        raise StoreError(
+            f"{path} could not be removed wholly; the first obstacle: {first}: {os.strerror(number)}",
+            remedy="something is mounted there; unmount it first" if number in (errno.EXDEV, errno.EBUSY) else "",
+            failures=list(removal.failures.items()),
+        )
+
+
+class _Frame:
+    """One directory that is being emptied."""
+
+    def __init__(self, fd: int, name: str, path: str) -> None:
+        self.fd = fd
+        self.name = name
+        self.path = path
+        self.failed = False
+        """Something in it stays."""
+        self.changed = False
+        """Worth another look: its entries changed under the scan, which may then have missed some."""
+        self.entries = os.scandir(fd)
+
+    def rewind(self) -> None:
+        self.entries.close()
+        os.lseek(self.fd, 0, os.SEEK_SET)
+        self.changed = False
+        self.entries = os.scandir(self.fd)
+
+    def close(self) -> None:
+        self.entries.close()
+        os.close(self.fd)
+
+
+class _Removal:
+    """One walk. The stack of open directories is bounded, however deep the tree is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.failures: dict[str, int] = {}
+        self._moved = 0
+
+    def run(self, parent: int) -> None:
+        name = self.path.name
+        try:
+            if stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
+                self._empty([self._open(parent, name, str(self.path))], parent)
+            else:
+                os.unlink(name, dir_fd=parent)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._note(str(self.path), error)
+
+    def _empty(self, stack: list[_Frame], parent: int) -> None:
+        """Empty and remove the directories of `stack`, the deepest first."""
+        try:
+            while stack:
+                frame = stack[-1]
+                entry = next(frame.entries, None)
+                if entry is not None:
+                    below = self._take(frame, entry, stack)
+                    if below is not None:
+                        stack.append(below)
+                elif self._finish(frame, stack[-2].fd if len(stack) > 1 else parent):
+                    stack.pop().close()
+                    if frame.failed and stack:
+                        stack[-1].failed = True
+        finally:
+            for frame in stack:
+                frame.close()
+
+    def _take(self, frame: _Frame, entry: os.DirEntry[str], stack: list[_Frame]) -> _Frame | None:
+        """Remove one entry, or open it if it is a directory."""
+        try:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.name, dir_fd=frame.fd)
+                frame.changed = True
+            elif len(stack) < _DEEPEST:
+                return self._open(frame.fd, entry.name, f"{frame.path}/{entry.name}")
+            else:
+                self._hoist(frame, entry.name, stack[0])
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            frame.failed = True
+            self._note(f"{frame.path}/{entry.name}", error)
+        return None
+
+    def _hoist(self, frame: _Frame, name: str, root: _Frame) -> None:
+        """Move a directory that lies too deep up to the root of the tree, which is scanned again for it."""
+        _open_up(frame.fd, name)
+        while True:
+            self._moved += 1
+            try:
+                os.rename(name, f".hoisted-{os.getpid()}-{self._moved}", src_dir_fd=frame.fd, dst_dir_fd=root.fd)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+            else:
+                root.changed = True
+                return
+
+    def _finish(self, frame: _Frame, above: int) -> bool:
+        """Remove the directory itself; False if it has to be scanned again."""
+        try:
+            os.rmdir(frame.name, dir_fd=above)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and frame.changed:
+                frame.rewind()
+                return False
+            if not frame.failed:
+                frame.failed = True
+                self._note(frame.path, error)
+        return True
+
+    def _open(self, above: int, name: str, path: str) -> _Frame:
+        try:
+            fd = _open_beneath(above, name, os.O_RDONLY)
+        except PermissionError:
+            _open_up(above, name)
+            fd = _open_beneath(above, name, os.O_RDONLY)
+        try:
+            if stat.S_IMODE(os.fstat(fd).st_mode) & 0o700 != 0o700:
+                _allow(fd)
+            return _Frame(fd, name, path)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _note(self, path: str, error: OSError) -> None:
+        if len(self.failures) < _REPORTED:
+            self.failures.setdefault(path, error.errno or errno.EIO)
+
+
+def _open_up(above: int, name: str) -> None:
+    """Give the owner all permissions on a directory that is not a link and not on another mount."""
+    fd = _open_beneath(above, name, os.O_PATH)
+    try:
+        # Neither fchmod nor chmod by name will do: one refuses O_PATH, the other follows links.
+        os.chmod(f"/proc/self/fd/{fd}", 0o700)
+    finally:
+        os.close(fd)
+
+
+def _allow(fd: int) -> None:
+    try:
+        os.fchmod(fd, 0o700)
+    except PermissionError:
+        pass  # somebody else's directory; the removals in it will tell
+
+
+def _open_beneath(above: int, name: str, flags: int) -> int:
+    """Open the directory `name` in `above`, refusing links and mounts."""
+    openat2 = _openat2()
+    if openat2 is not None:
+        return openat2(above, name, flags | _DIRECTORY)
+    fd = os.open(name, flags | _DIRECTORY, dir_fd=above)
+    if _mount_of(fd) != _mount_of(above):
+        os.close(fd)
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
+    return fd
+
+
+def _mount_of(fd: int) -> str:
+    with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:
+        return next(line for line in lines if line.startswith("mnt_id:"))
+
+
+class _OpenAt2:
+    def __init__(self) -> None:
+        self._syscall = ctypes.CDLL(None, use_errno=True).syscall
+        self._syscall.restype = ctypes.c_long
+
+    def __call__(self, above: int, name: str, flags: int) -> int:
+        how = _OpenHow(flags, 0, _RESOLVE_NO_XDEV | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH)
+        while True:
+            fd = int(
+                self._syscall(
+                    ctypes.c_long(_OPENAT2),
+                    ctypes.c_int(above),
+                    ctypes.c_char_p(os.fsencode(name)),
+                    ctypes.byref(how),
+                    ctypes.c_size_t(ctypes.sizeof(how)),
+                )
+            )
+            if fd >= 0:
+                return fd
+            number = ctypes.get_errno()
+            # EAGAIN: a rename elsewhere on the machine raced with the check of RESOLVE_BENEATH.
+            if number not in (errno.EAGAIN, errno.EINTR):
+                raise OSError(number, os.strerror(number), name)
+
+
+@functools.cache
+def _openat2() -> _OpenAt2 | None:
+    """Return the call, or None where a seccomp filter of the host forbids it (Docker before 20.10)."""
+    call = _OpenAt2()
+    try:
+        probe = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.close(call(probe, ".", os.O_PATH | _DIRECTORY))
+        finally:
+            os.close(probe)
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EPERM):
+            return None
+        raise
+    return call
