@@ -1,0 +1,54 @@
+"""The `worldfork` program: its verbs, in the order in which a newcomer needs them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from worldfork.cli import demo, execute, rollouts, sandboxes, snapshots, upkeep
+
+app = typer.Typer(
+    name="worldfork",
+    no_args_is_help=True,
+    add_completion=False,
+    # A traceback here is a defect to be reported: whole, plain, and without the values of variables.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"worldfork {version('worldfork')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Build a world once, freeze it, fork it thousands of times."""
+
+
+app.command()(upkeep.doctor)
+app.command()(demo.demo)
+app.command()(sandboxes.create)
+app.command()(sandboxes.ls)
+app.command("exec", context_settings={"allow_interspersed_args": False})(execute.execute)
+app.command()(sandboxes.rm)
+app.command()(snapshots.checkpoint)
+app.add_typer(snapshots.snapshots, name="snapshots")
+app.command()(snapshots.fork)
+app.command()(rollouts.rollout)
+app.command()(upkeep.bench)
+app.command()(upkeep.sweep)
+
+
+def main() -> None:
+    """Run the program with the arguments of this process."""
+    app()

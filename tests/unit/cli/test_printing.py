@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from worldfork.cli import printing
+from worldfork.core.errors import Locked, NotFound
+
+
+def test_an_error_is_one_sentence_and_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    printing.print_error(NotFound("there is no\nsnapshot 'sn-x'", remedy="worldfork snapshots"), as_json=False)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "worldfork: there is no snapshot 'sn-x'.\n  try: worldfork snapshots\n"
+
+
+def test_an_error_as_json_carries_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    printing.print_error(Locked("in use", holders=["sb-a"], odd=object), as_json=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    facts = json.loads(err)["error"]
+    assert facts["code"] == "locked"
+    assert facts["retryable"] is True
+    assert facts["fields"]["holders"] == ["sb-a"]
+    assert isinstance(facts["fields"]["odd"], str)
+
+
+def test_a_table_for_a_pipe_is_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 500
+    printing.print_table(("id", "detail"), [("sb-1", long), ("sb-2", None)])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert long in lines[1]
+    assert lines[2].split() == ["sb-2", "-"]
+
+
+def test_square_brackets_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    printing.print_table(("id",), [("rollout[1] [red]x[/red] :smile:",)])
+    assert "rollout[1] [red]x[/red] :smile:" in capsys.readouterr().out
+
+
+def test_an_empty_table_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    printing.print_table(("id",), [], empty="Nothing.")
+    assert capsys.readouterr().out == "Nothing.\n"
+
+
+def test_progress_is_silent_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with printing.progress("working", total=2) as steps:
+        steps.advance()
+        steps.advance("still")
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(None, "-"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (300 << 20, "300.0 MiB"), (1 << 50, "1024.0 TiB")],
+)
+def test_sizes(size_bytes: int | None, text: str) -> None:
+    assert printing.human_bytes(size_bytes) == text
+
+
+@pytest.mark.parametrize(("duration_s", "text"), [(0.00085, "850 us"), (0.0032, "3.2 ms"), (7.2, "7.20 s")])
+def test_durations(duration_s: float, text: str) -> None:
+    assert printing.human_seconds(duration_s) == text
