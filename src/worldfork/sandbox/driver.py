@@ -1,0 +1,94 @@
+"""What a driver is: it starts a root from layers, gives a connection to its init, and can change its root."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from worldfork.records.sandbox import SandboxFacts
+from worldfork.sandbox.connection import Connection
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What sandboxes of a driver can do on this host."""
+
+    form: str
+    """"trusted" (real root) or "user" (a user namespace)."""
+    rename_base_dirs: bool
+    """Whether a directory of a lower layer can be renamed; else it is EXDEV and tools copy."""
+    limits: bool
+    """Whether memory, CPU and processes are limited by cgroups; else by rlimits alone."""
+    memory_checkpoint: bool = False
+
+
+@dataclass(frozen=True)
+class Ground:
+    """The directories of one overlay, as paths on the host."""
+
+    layers: tuple[str, ...]
+    """Top first; the base's own directory last."""
+    upper: str
+    work: str
+
+
+@dataclass(frozen=True)
+class StartPlan:
+    """Everything that a driver needs to start one sandbox."""
+
+    facts: SandboxFacts
+    ground: Ground
+    lock: str
+    """Path of the file that PID 1 locks as long as it lives."""
+    hostname: str
+    identity: tuple[tuple[str, str], ...] = ()
+    """(path inside, content): mounted from the sandbox's own tmpfs."""
+    binds: tuple[tuple[str, str], ...] = ()
+    """(host path, path inside), read-only, besides those of the base."""
+    shm_bytes: int = 64 << 20
+
+
+@dataclass
+class Started:
+    """A sandbox that answers."""
+
+    pid: int
+    """Of its PID 1, as this process sees it; a child of this process."""
+    connection: Connection
+    leash: int
+    """Descriptor whose last copy's closing ends the sandbox, unless it is detached."""
+    cgroups: tuple[str, ...] = field(default=())
+
+
+class Driver(Protocol):
+    """One way to isolate."""
+
+    name: str
+
+    def capabilities(self) -> Capabilities:
+        """Return what this driver can do here, without starting anything."""
+        ...
+
+    def cgroups_of(self, sandbox_id: str) -> tuple[str, ...]:
+        """Return the cgroup directories that `start` will make, so that they are known before they exist."""
+        ...
+
+    async def start(self, plan: StartPlan) -> Started:
+        """Start a sandbox; on failure or cancellation nothing of it is left running.
+
+        Raises:
+            DriverUnavailable, LaunchFailed, OutOfSpace: with the remedy.
+        """
+        ...
+
+    async def reroot(self, facts: SandboxFacts, ground: Ground, namespaces: list[int]) -> asyncio.Future[None]:
+        """Move a held sandbox, in which only init runs, onto `ground`.
+
+        Returns once the sandbox lives on it, with a future that is done when the old root's caches are dropped.
+
+        Raises:
+            NotCapturable: something still uses the old root; the sandbox is as before.
+            SandboxDied: it broke half-way and must be ended.
+        """
+        ...

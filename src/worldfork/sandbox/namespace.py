@@ -1,0 +1,247 @@
+"""The `namespace` driver: Linux namespaces, an overlay, capabilities, a system call filter, cgroups."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import os
+import signal
+import socket
+import struct
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from worldfork.core.errors import LaunchFailed, NotCapturable, SandboxDied
+from worldfork.core.settings import Settings
+from worldfork.records.sandbox import SandboxFacts
+from worldfork.sandbox import wire
+from worldfork.sandbox.cgroups import CgroupLayout, detect_layout
+from worldfork.sandbox.connection import Connection
+from worldfork.sandbox.driver import Capabilities, Ground, StartPlan, Started
+from worldfork.sandbox.program import encode_plan, spawn
+from worldfork.sandbox.remedies import explain
+
+_OWNER_FD = 4
+_USER_FD, _MOUNT_FD = 4, 5
+_LAUNCHED = 110
+_HEADER_BYTES = 12
+_NEW_OVERLAY_KERNEL = (6, 8)
+"""The first kernel whose fsconfig(2) takes `lowerdir+`."""
+_CAP_SYS_ADMIN = 21
+_START_S = 30.0
+_REROOT_S = 30.0
+
+
+class NamespaceDriver:
+    """Starts sandboxes with nothing but the kernel; root or not."""
+
+    name = "namespace"
+
+    def __init__(self, settings: Settings) -> None:
+        self.form = settings.form if settings.form != "auto" else _natural_form()
+        self.overlay = settings.overlay if settings.overlay != "auto" else _natural_overlay()
+        self.layout = detect_layout() if settings.cgroups == "auto" else CgroupLayout({}, None)
+        if settings.cgroups == "auto" and not self.layout.limited:
+            warnings.warn(
+                "no cgroup of this host can be written, so a sandbox's memory and CPU are not limited as a whole, only "
+                "each process by rlimits (on systemd: `systemd-run --user --scope -p Delegate=yes ...`)",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def capabilities(self) -> Capabilities:
+        """Return what this driver can do here."""
+        return Capabilities(
+            form=self.form, rename_base_dirs=self.form == "trusted", limits=self.layout.limited
+        )
+
+    def cgroups_of(self, sandbox_id: str) -> tuple[str, ...]:
+        """Return the cgroup directories that `start` will make."""
+        return self.layout.directories(sandbox_id)
+
+    async def start(self, plan: StartPlan) -> Started:
+        """Start a sandbox; on failure or cancellation nothing of it is left running."""
+        facts = plan.facts
+        owner = os.pidfd_open(os.getpid())
+        try:
+            launcher, sock = spawn("launch", encode_plan(self._launch_items(plan)), {_OWNER_FD: owner})
+        finally:
+            os.close(owner)
+        sock.setblocking(False)
+        pid = 0
+        leash = -1
+        try:
+            async with asyncio.timeout(_START_S):
+                pid = await _launched(sock, facts.sandbox_id)
+                _reap(launcher)
+                await _greeted(sock, facts.sandbox_id)
+                leash = os.dup(sock.fileno())
+                connection = await Connection.open(sock, sandbox_id=facts.sandbox_id)
+        except BaseException as error:
+            sock.close()
+            if leash >= 0:
+                os.close(leash)
+            _kill(pid or launcher)
+            _reap(launcher)
+            if isinstance(error, TimeoutError):
+                raise LaunchFailed(f"the sandbox did not answer within {_START_S:.0f} s") from None
+            raise
+        return Started(pid=pid, connection=connection, leash=leash, cgroups=facts.cgroups)
+
+    async def reroot(self, facts: SandboxFacts, ground: Ground, namespaces: list[int]) -> asyncio.Future[None]:
+        """Move a held sandbox onto `ground`; see `Driver.reroot`."""
+        items = [*self._ground_items(facts, ground)]
+        pid, sock = spawn("reroot", encode_plan(items), {_USER_FD: namespaces[0], _MOUNT_FD: namespaces[1]})
+        sock.setblocking(False)
+        try:
+            async with asyncio.timeout(_REROOT_S):
+                kind, payload = await _frame(sock)
+        except BaseException:
+            sock.close()
+            _kill(pid)
+            _reap(pid)
+            raise
+        ended = asyncio.get_running_loop().run_in_executor(None, _wait_and_close, pid, sock)
+        if kind == wire.REPLY:
+            return ended
+        await ended
+        number, text = wire.read_error(payload) if kind == wire.ERROR else (0, "reroot died")
+        if kind != wire.ERROR or "lost" in text:
+            raise SandboxDied(
+                f"changing the root of {facts.sandbox_id} failed half-way: {text}",
+                remedy="end it and restore its last snapshot",
+                sandbox_id=facts.sandbox_id,
+            )
+        if number == errno.EBUSY:
+            raise NotCapturable(
+                f"something still uses the root of {facts.sandbox_id}", what="the root", why=f"{text}: busy"
+            )
+        raise explain(text, number, facts.sandbox_id)
+
+    def _launch_items(self, plan: StartPlan) -> Iterator[tuple[str, str]]:
+        facts = plan.facts
+        yield "id", facts.sandbox_id
+        yield "hostname", plan.hostname
+        yield "run", facts.run
+        yield "root", f"{facts.run}/root"
+        yield "lock", plan.lock
+        yield "net", facts.network
+        yield "shm_bytes", str(plan.shm_bytes)
+        if facts.detached:
+            yield "detached", "1"
+        if facts.timeout_s:
+            yield "lifetime_ms", str(int(facts.timeout_s * 1000))
+        for source, target in (*facts.base.binds, *plan.binds):
+            yield "bind", f"{source}\t{target}"
+        for path, content in plan.identity:
+            yield "idfile", f"{path}\t{content}"
+        yield from self.layout.items(facts.sandbox_id, facts.limits)
+        yield from self._ground_items(facts, plan.ground)
+
+    def _ground_items(self, facts: SandboxFacts, ground: Ground) -> Iterator[tuple[str, str]]:
+        yield "form", facts.form
+        yield "overlay", self.overlay
+        yield "scratch", f"{facts.run}/scratch"
+        for layer in ground.layers:
+            yield "layer", layer
+        yield "upper", ground.upper
+        yield "work", ground.work
+
+
+async def _launched(sock: socket.socket, sandbox_id: str) -> int:
+    kind, payload = await _frame(sock)
+    if kind == _LAUNCHED:
+        return int(struct.unpack("<I", payload)[0])
+    if kind == wire.ERROR:
+        number, text = wire.read_error(payload)
+        raise explain(text, number, sandbox_id)
+    raise LaunchFailed("launch ended without a word", remedy="see `worldfork doctor`", sandbox_id=sandbox_id)
+
+
+async def _greeted(sock: socket.socket, sandbox_id: str) -> None:
+    """Wait for the greeting, which stays in the socket for the connection, or for PID 1's last error."""
+    while True:
+        await _readable(sock)
+        header = sock.recv(_HEADER_BYTES, socket.MSG_PEEK)
+        if len(header) < _HEADER_BYTES and header:
+            continue
+        if not header or struct.unpack_from("<H", header, 4)[0] != wire.ERROR:
+            return
+        _, payload = await _frame(sock)
+        number, text = wire.read_error(payload)
+        raise explain(text, number, sandbox_id)
+
+
+async def _frame(sock: socket.socket) -> tuple[int, bytes]:
+    """Read exactly one frame; type 0 at the end of the stream."""
+    header = await _exactly(sock, _HEADER_BYTES)
+    if len(header) < _HEADER_BYTES:
+        return 0, b""
+    size, kind = struct.unpack_from("<IH", header)
+    return kind, await _exactly(sock, min(size, wire.MAX_PAYLOAD_BYTES))
+
+
+async def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        try:
+            piece = sock.recv(size - len(data))
+        except BlockingIOError:
+            await _readable(sock)
+            continue
+        except ConnectionResetError:
+            break
+        if not piece:
+            break
+        data += piece
+    return data
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(sock, lambda: ready.done() or ready.set_result(None))
+    try:
+        await ready
+    finally:
+        loop.remove_reader(sock)
+
+
+def _wait_and_close(pid: int, sock: socket.socket) -> None:
+    _reap(pid)
+    sock.close()
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _reap(pid: int) -> None:
+    """Wait for a child that is ending; somebody else's `os.wait()` may have taken it already."""
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        return
+
+
+@functools.cache
+def _natural_form() -> str:
+    """Return the form for this process: real root needs CAP_SYS_ADMIN in the first user namespace."""
+    if os.geteuid() != 0:
+        return "user"
+    status = Path("/proc/self/status").read_text()
+    effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
+    first = Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
+    return "trusted" if effective >> _CAP_SYS_ADMIN & 1 and first else "user"
+
+
+@functools.cache
+def _natural_overlay() -> str:
+    release = os.uname().release.split(".")
+    version = (int(release[0]), int("".join(c for c in release[1] if c.isdigit()) or 0))
+    return "new" if version >= _NEW_OVERLAY_KERNEL else "legacy"
