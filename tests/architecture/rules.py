@@ -76,6 +76,7 @@ def floor_breaches(package: Path) -> list[str]:
         if (path.is_dir() and any(path.rglob("*.py"))) or (path.suffix == ".py" and path.stem != "__init__")
     )
     lines = [f"{package.name}/{room} is on no floor" for room in sorted(rooms) if floor_of(room) is None]
+    rooms = rooms.union(*FLOORS) - {""}
     for name, path, tree in modules(package):
         room = room_of(name, rooms)
         mine = floor_of(room)
