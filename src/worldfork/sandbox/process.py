@@ -1,0 +1,292 @@
+"""One command as seen from outside: its output, its input, its end.
+
+Output comes only within the credit that was granted, so a slow reader slows its own command and nothing
+else; input goes only within the credit that the sandbox grants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal as signals
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from worldfork.core.errors import ConfigError, SandboxError, WorldforkError
+from worldfork.sandbox import wire
+from worldfork.sandbox.command import MAX_SIGNAL, CommandResult
+from worldfork.sandbox.streams import Credit, Input, Output, command_result
+
+_EXHAUSTED: Final = frozenset({errno.EAGAIN, errno.ENOMEM, errno.E2BIG})
+"""Refusals that the sandbox's own limits cause: the command's result, not a fault of ours."""
+_U64: Final = struct.Struct("<Q")
+
+
+class Link(Protocol):
+    """What a process needs of its connection."""
+
+    @property
+    def sandbox_id(self) -> str:
+        """For errors."""
+
+    def send(self, data: bytes) -> None:
+        """Send whole frames."""
+
+    def forget(self, channel: int) -> None:
+        """Ignore what still comes on a channel."""
+
+
+class Process:
+    """A command in a sandbox; made by `Connection.start` and `Connection.attach`.
+
+    Iterate over it, one consumer at a time, for `(stream, data)` with stream "stdout" or "stderr"; on a
+    terminal and with `merge` all is "stdout". The iteration ends with the command.
+    """
+
+    __slots__ = (
+        "_credit",
+        "_failure",
+        "_finished",
+        "_input",
+        "_iterated",
+        "_limited",
+        "_link",
+        "_output",
+        "_program",
+        "_queue",
+        "_waiters",
+        "channel",
+        "pid",
+        "truncated_bytes",
+    )
+
+    def __init__(
+        self, link: Link, channel: int, program: str | bytes, *, writable: bool = False, output: Output | None = None
+    ) -> None:
+        self.channel = channel
+        self.pid = 0
+        """As seen inside the sandbox; 0 until it has started."""
+        self.truncated_bytes = 0
+        """Bytes of a kept command's output that were gone before they could be sent here."""
+        self._link = link
+        self._program = program
+        self._output = output
+        self._limited = False
+        self._iterated = False
+        self._queue: deque[tuple[str, bytes]] = deque()
+        self._credit = Credit()
+        self._input = Input(channel, writable=writable)
+        self._finished: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
+        self._failure: Callable[[], WorldforkError] | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def ended(self) -> bool:
+        """True once the command's end, or the connection's, is known."""
+        return self._finished.done()
+
+    async def wait(self) -> CommandResult:
+        """Wait for the end. Cancelling the wait leaves the command alone.
+
+        Output is dropped meanwhile, so that it cannot hold the command up, unless an iteration was begun:
+        then it is that consumer's to take. The result holds output only where `Connection.run` made it.
+
+        Raises:
+            SandboxDied: the sandbox or the connection ended first.
+        """
+        if self._output is None and not self._iterated:
+            self._drop_output()
+        return await asyncio.shield(self._finished)
+
+    def __aiter__(self) -> Process:
+        self._iterated = True
+        return self
+
+    async def __anext__(self) -> tuple[str, bytes]:
+        while not self._queue:
+            if self._finished.done():
+                if self._failure is not None:
+                    raise self._failure()
+                raise StopAsyncIteration
+            await self._change()
+        item = self._queue.popleft()
+        self._grant(len(item[1]))
+        return item
+
+    async def write_stdin(self, data: bytes) -> None:
+        """Send input; returns when all of it is under way. Callers at the same time take turns.
+
+        Raises:
+            BrokenPipeError: the command ended, or its input was closed, before it took everything.
+            SandboxDied: the sandbox or the connection ended first.
+        """
+        while self._input.busy and not self._finished.done():
+            await self._change()
+        self._check_stdin()
+        self._input.give(data)
+        try:
+            self._pump()
+            while self._input.busy:
+                await self._change()
+                self._check_stdin()
+        finally:
+            self._input.abandon()
+            self._notify()
+
+    def close_stdin(self) -> None:
+        """Send the end of input after what was written. May be called twice."""
+        if not self._input.closed and not self._finished.done():
+            self._input.close()
+            self._pump()
+
+    def feed(self, data: bytes) -> bytes:
+        """Give the whole input; returns the frames to send with the request, the rest follows by itself."""
+        self._input.give(data)
+        self._input.close()
+        return self._input.frames()
+
+    def signal(self, number: int, *, tree: bool = False) -> None:
+        """Send a signal to the process, or to everything that it started; nothing if it has ended.
+
+        Raises:
+            ConfigError: no such signal.
+        """
+        if not 1 <= number <= MAX_SIGNAL:
+            raise ConfigError(f"signals are numbered 1 to {MAX_SIGNAL}, not {number}")
+        if not self._finished.done():
+            self._link.send(wire.signal_frame(self.channel, number, tree=tree))
+
+    def kill(self) -> None:
+        """Kill the whole tree, until none of it is left."""
+        self.signal(signals.SIGKILL, tree=True)
+
+    def detach(self) -> None:
+        """Stop following it. A kept command lives on; any other is killed."""
+        if not self._finished.done():
+            self._link.send(wire.frame(wire.DETACH, self.channel))
+            self._link.forget(self.channel)
+            self.fail(lambda: SandboxError("detached from this process", remedy="attach to its pid to follow it"))
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Tell the command's terminal its new size."""
+        if not self._finished.done():
+            self._link.send(wire.frame(wire.RESIZE, self.channel, struct.pack("<HH", rows, columns)))
+
+    async def started(self) -> None:
+        """Wait until the command runs or is known not to.
+
+        Raises:
+            SandboxError: the request was refused.
+        """
+        while not self.pid and not self._finished.done():
+            await self._change()
+        if self._failure is not None:
+            raise self._failure()
+
+    async def reap(self, timeout_s: float) -> None:
+        """Kill the tree and wait for its end, whatever cancels the caller; give up after `timeout_s`."""
+        self.kill()
+        self._drop_output()
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while not self._finished.done() and (left_s := deadline_s - loop.time()) > 0:
+            try:
+                await asyncio.wait((self._finished,), timeout=left_s)
+            except asyncio.CancelledError:
+                # The caller is to pass on the first cancellation; until the tree is gone, more change nothing.
+                continue
+
+    def on_frame(self, kind: int, payload: bytes) -> bool:
+        """Take one frame of this channel; True when it was the last."""
+        if kind == wire.STDOUT or kind == wire.STDERR:
+            self._take("stdout" if kind == wire.STDOUT else "stderr", payload)
+        elif kind == wire.EXIT:
+            self._finish(wire.read_ending(payload))
+        elif kind == wire.ERROR:
+            self._refuse(*wire.read_error(payload))
+        elif kind == wire.STDIN_CREDIT:
+            self._input.grant(wire.Cursor(payload).u32())
+            self._pump()
+            self._notify()
+        elif kind == wire.STARTED:
+            self.pid = wire.Cursor(payload).u32()
+            self._notify()
+        elif kind == wire.TRUNCATED:
+            self.truncated_bytes += wire.Cursor(payload).take(_U64)[0]
+        elif kind == wire.REPLY:
+            self._leave_running()
+        else:
+            raise wire.MalformedFrame(f"a command cannot send a frame of type {kind}")
+        return self._finished.done()
+
+    def fail(self, failure: Callable[[], WorldforkError]) -> None:
+        """End with an error, made anew for each caller that meets it."""
+        if not self._finished.done():
+            self._failure = failure
+            self._finished.set_exception(failure())
+            self._finished.exception()  # counts as seen: nobody has to wait for a process
+            self._notify()
+
+    def _take(self, stream: str, data: bytes) -> None:
+        if self._output is not None:
+            (self._output.stdout if stream == "stdout" else self._output.stderr).add(data)
+            if self._output.at_limit and not self._limited:
+                self._limited = True
+                self.kill()
+            self._grant(len(data))
+        else:
+            self._queue.append((stream, data))
+            self._notify()
+
+    def _drop_output(self) -> None:
+        """Count what is queued as taken, and gather the rest into nothing."""
+        self._output = self._output or Output(0, keep_tail=True)
+        self._grant(sum(len(data) for _, data in self._queue))
+        self._queue.clear()
+
+    def _grant(self, size_bytes: int) -> None:
+        if (grant_bytes := self._credit.taken(size_bytes)) and not self._finished.done():
+            self._link.send(wire.u32_frame(wire.CREDIT, self.channel, grant_bytes))
+
+    def _pump(self) -> None:
+        if frames := self._input.frames():
+            self._link.send(frames)
+
+    def _check_stdin(self) -> None:
+        if self._failure is not None:
+            raise self._failure()
+        if self._finished.done() or self._input.closed:
+            raise BrokenPipeError(errno.EPIPE, "the command takes no more input")
+
+    def _finish(self, ending: wire.Ending) -> None:
+        output = self._output or Output(0)
+        self._finished.set_result(command_result(ending, output, self._program, limited=self._limited))
+        self._notify()
+
+    def _refuse(self, number: int, text: str) -> None:
+        if number in _EXHAUSTED:
+            self._finish(wire.Ending(wire.REASON_NOT_STARTED, number, 0, 0, 0, 0, 0))
+            return
+        name, sandbox_id = os.fsdecode(self._program), self._link.sandbox_id
+        self.fail(lambda: SandboxError(f"{name}: {text or os.strerror(number)}", sandbox_id=sandbox_id, errno=number))
+
+    def _leave_running(self) -> None:
+        """The end of a replay that does not follow: the iteration ends, the command does not."""
+        self._finished.set_exception(SandboxError("the process still runs", remedy="attach with follow=True"))
+        self._finished.exception()
+        self._notify()
+
+    async def _change(self) -> None:
+        """Wait for the next event of this process."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _notify(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
