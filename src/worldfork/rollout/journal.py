@@ -1,0 +1,213 @@
+"""The journal of a run: its episodes, one JSON line each, appended and never changed.
+
+The first line says what the file is. A line that was being written when the process or the machine died is cut
+off at the next opening; everything before it is kept. One writer at a time holds the file's lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from worldfork.core.errors import ConfigError, Corrupt, FormatUnsupported, Locked
+from worldfork.core.ids import check_id, new_id
+from worldfork.records.episode import Episode
+
+JOURNAL_FORMAT = 1
+
+Key = tuple[str, str, int]
+"""Task hash, policy id, index: which rollout an episode is of."""
+
+
+class Journal:
+    """An open journal. `with Journal.open(path) as journal: ...`; for one thread at a time."""
+
+    def __init__(self, path: Path, file: BinaryIO, run_id: str, finished: set[Key]) -> None:
+        self.path = path
+        self.run_id = run_id
+        """Made when the journal was, and kept when a run is resumed."""
+        self._finished = finished
+        self._file = file
+
+    @classmethod
+    def open(cls, path: str | Path) -> Journal:
+        """Open a journal to append to, and make it if it is not there.
+
+        Raises:
+            Locked: another run is writing it.
+            Corrupt: a line before the last cannot be read; nothing was changed.
+            ConfigError: the file is no journal or cannot be opened.
+            FormatUnsupported: a newer version wrote it.
+        """
+        path = Path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b", buffering=0)
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror or error}", path=str(path)) from error
+        try:
+            _lock(path, file)
+            run_id, finished = _recover(path, file)
+        except BaseException:
+            file.close()
+            raise
+        return cls(path, file, run_id, finished)
+
+    def append(self, episodes: Sequence[Episode]) -> None:
+        """Write the episodes; when this returns they survive a crash of the machine.
+
+        Raises:
+            OSError: the disk is full or broken; the journal is as before.
+        """
+        if not episodes:
+            return
+        start = self._file.seek(0, os.SEEK_END)
+        try:
+            _write_all(self._file, b"".join(_line(each.to_json()) for each in episodes))
+            os.fdatasync(self._file.fileno())
+        except OSError:
+            # Half a line in the middle would make everything after it unreadable.
+            self._file.truncate(start)
+            raise
+        self._finished.update(each.key for each in episodes if each.failure is None)
+
+    def is_finished(self, key: Key) -> bool:
+        """True where the journal holds a scored episode of that rollout. A failed one is to be tried again."""
+        return key in self._finished
+
+    def episodes(self) -> Iterator[Episode]:
+        """Return what the journal holds, the last episode of each rollout, in the order of their first."""
+        return iter(read_journal(self.path))
+
+    def close(self) -> None:
+        """Let go of the file and its lock. May be called twice."""
+        self._file.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_journal(path: str | Path) -> list[Episode]:
+    """Read a journal without locking or changing it; where a rollout was tried again, its last episode counts.
+
+    Raises:
+        Corrupt: a line before the last cannot be read.
+        ConfigError: no journal, or no such file.
+        FormatUnsupported: a newer version wrote it.
+    """
+    path = Path(path)
+    by_key: dict[Key, Episode] = {}
+    try:
+        with path.open("rb") as file:
+            lines = _whole_lines(path, file)
+            if next(lines, None) is None:
+                return []
+            for _, data in lines:
+                episode = Episode.from_json(data)
+                by_key[episode.key] = episode
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}", path=str(path)) from error
+    return list(by_key.values())
+
+
+def _recover(path: Path, file: BinaryIO) -> tuple[str, set[Key]]:
+    """Cut off a torn tail and return the run's id and the finished rollouts; begin an empty file."""
+    end, run_id, finished = 0, "", set[Key]()
+    for after, data in _whole_lines(path, file):
+        end = after
+        if not run_id:
+            run_id = check_id("run", data["run_id"])
+        elif data.get("failure") is None:
+            finished.add((data["task_hash"], data["policy_id"], data["index"]))
+    if file.seek(0, os.SEEK_END) != end:
+        file.truncate(end)
+    if not run_id:
+        run_id = new_id("run")
+        file.seek(0)
+        _write_all(file, _line({"journal": JOURNAL_FORMAT, "run_id": run_id}))
+        os.fsync(file.fileno())
+        _sync_directory(path.parent)
+    return run_id, finished
+
+
+def _whole_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (offset after the line, its object), header first, up to a torn tail."""
+    file.seek(0)
+    end, torn_at = 0, None
+    # Not by iterating over the file: it is unbuffered where it is written.
+    with open(os.dup(file.fileno()), "rb") as reader:
+        for number, line in enumerate(reader, 1):
+            data = _parse(line)
+            if data is None:
+                torn_at = torn_at or number
+                continue
+            if torn_at is not None:
+                raise Corrupt(
+                    f"{path}:{torn_at}: not an episode, but good ones follow",
+                    remedy="remove that line by hand, or use a new file",
+                    expected="a JSON object",
+                    actual=f"line {torn_at}",
+                )
+            if end == 0:
+                _check_header(path, data)
+            end += len(line)
+            yield end, data
+    if end == 0 and torn_at is not None and not _is_torn_header(path):
+        raise ConfigError(f"{path} is not a journal", remedy="name a new file", path=str(path))
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _check_header(path: Path, data: dict[str, Any]) -> None:
+    version = data.get("journal")
+    if not isinstance(version, int) or not isinstance(data.get("run_id"), str):
+        raise ConfigError(f"{path} is not a journal", remedy="name a new file", path=str(path))
+    if version > JOURNAL_FORMAT:
+        raise FormatUnsupported(f"{path}: journal format {version} is newer than {JOURNAL_FORMAT}", version=version)
+
+
+def _is_torn_header(path: Path) -> bool:
+    """True for the start of a header, or the zeros that a crash may leave in place of one."""
+    head = path.read_bytes()[:200]
+    begins = _line({"journal": JOURNAL_FORMAT, "run_id": "run-"}).removesuffix(b'"}\n')
+    return not head.strip(b"\0") or head.startswith(begins) or begins.startswith(head)
+
+
+def _lock(path: Path, file: BinaryIO) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Locked(f"another run is writing {path}", remedy="wait for it, or name another file", holders=[]) from None
+
+
+def _line(data: dict[str, Any]) -> bytes:
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+
+
+def _write_all(file: BinaryIO, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

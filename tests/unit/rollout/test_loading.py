@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worldfork.core.errors import ConfigError
+from worldfork.rollout.loading import load_tasks
+
+DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
+"""The task sets; data beside the project, not part of it."""
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    return {
+        "task_id": "set/one",
+        "prompt": "Repair it.",
+        "files": {"a.py": ""},
+        "editable": ["a.py"],
+        "hidden_tests": {"test_a.py": ""},
+        "test_args": [],
+        "solution": {"a.py": "x"},
+        **changes,
+    }
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("".join((each if isinstance(each, str) else json.dumps(each)) + "\n" for each in lines))
+    return path
+
+
+@pytest.mark.parametrize(("name", "count"), [("quixbugs", 40), ("exercism", 138)])
+def test_the_task_sets_load(name: str, count: int) -> None:
+    path = DATA / f"{name}.jsonl"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    tasks = load_tasks(path)
+    assert len({task.task_hash for task in tasks}) == count
+    assert all(task.task_id.startswith(f"{name}/") and task.solution for task in tasks)
+
+
+def test_rows_of_another_kind_name_what_they_lack() -> None:
+    path = DATA / "repos.jsonl"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    with pytest.raises(ConfigError) as raised:
+        load_tasks(path)
+    assert raised.value.fields["line"] == 1
+    assert raised.value.fields["field"]
+
+
+def test_blank_lines_are_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", "", row(), "   ", row(task_id="set/two"))
+    assert [task.task_id for task in load_tasks(str(path))] == ["set/one", "set/two"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        ("{", ""),
+        ("[]", ""),
+        ("[" * 100_000, ""),
+        (row(files=3), "files"),
+        (row(task_id="set/one"), "task_id"),
+        ({**row(task_id="set/two"), "solution": {"b.py": ""}}, "solution"),
+        ({"task_id": "set/two"}, "editable"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, bad: object, field: str) -> None:
+    path = write(tmp_path / "t.jsonl", row(), "", bad)
+    with pytest.raises(ConfigError) as raised:
+        load_tasks(path)
+    assert str(raised.value).startswith(f"{path}:3: ")
+    assert raised.value.fields == {"path": str(path), "line": 3, "field": field}
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b"\xff\xfe{}\n")
+    with pytest.raises(ConfigError) as raised:
+        load_tasks(path)
+    assert raised.value.fields["line"] == 1
+
+
+def test_no_file_no_tasks(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent.jsonl", tmp_path, write(tmp_path / "empty.jsonl")):
+        with pytest.raises(ConfigError) as raised:
+            load_tasks(path)
+        assert raised.value.fields["path"] == str(path)
