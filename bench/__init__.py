@@ -1,0 +1,1 @@
+"""The figures of SPEC.md, each measured by one file; `python -m bench --help` from the checkout."""

@@ -1,0 +1,116 @@
+"""`python -m bench`: takes figures, one process each, and tells which bars are met."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.harness import CHECKOUT, Options, Skip, host_facts, say, write_json
+
+FIGURES = (
+    "import_time",
+    "fork_latency",
+    "roundtrip",
+    "bursts",
+    "depth",
+    "checkpoint_idle",
+    "checkpoint_busy",
+    "density",
+    "resident",
+    "versus_runc",
+    "versus_nitrobox",
+    "versus_build",
+    "world_size",
+    "rollouts_178",
+    "rollouts_cpu",
+)
+LIMIT_S = 3 * 3600
+
+
+def take(name: str, options: Options) -> dict[str, Any]:
+    """Take one figure in this process; what goes wrong becomes its status."""
+    options.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    host = host_facts(options.home)
+    try:
+        result: dict[str, Any] = importlib.import_module(f"bench.{name}").run(options)
+    except Skip as reason:
+        result = {"figure": name, "status": "skip", "reason": str(reason)}
+    except Exception as error:
+        traceback.print_exc()
+        result = {"figure": name, "status": "error", "reason": f"{type(error).__name__}: {error}"}
+    return {**result, "quick": options.quick, "host": host}
+
+
+def _take_apart(name: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Take one figure in a process of its own, so that none measures what another left in memory."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [sys.executable, "-m", "bench", name, "--json", file.name, *arguments]
+        subprocess.run(command, cwd=CHECKOUT, check=False, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
+        text = Path(file.name).read_text()
+    if not text:
+        return {"figure": name, "status": "error", "reason": "its process ended without a result"}
+    taken: list[dict[str, Any]] = json.loads(text)
+    return taken[0]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench", description="Take the figures of SPEC.md.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"figures; by default all: {', '.join(FIGURES)}")
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write all results as JSON (to standard output without FILE)",
+    )
+    parser.add_argument("--quick", action="store_true", help="few samples, to see that a bench works; not to be quoted")
+    parser.add_argument(
+        "--home", type=Path, default=Options.home, help=f"store of the benches, kept between runs ({Options.home})"
+    )
+    parser.add_argument("--data", type=Path, default=Options.data, help=f"task sets ({Options.data})")
+    parser.add_argument(
+        "--set-up", action="store_true", help="may install what a comparison needs into the benches' own place"
+    )
+    return parser
+
+
+def _line(result: dict[str, Any]) -> str:
+    told = [f"{result['figure']:<17}{result['status']:<6}"]
+    for each in result.get("bars", ()):
+        value = next((f"{v} {k[6:]}" for k, v in each.items() if k.startswith("value_")), "")
+        limit = next((f"(bar {v})" for k, v in each.items() if k.startswith("bar_")), "")
+        told.append(f"{'' if each['passed'] else 'MISSED '}{each['what']} {value} {limit}".strip())
+    return told[0] + ("; ".join(told[1:]) or result.get("reason", ""))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Take the named figures. Returns 0, 1 when a bar was missed, 2 when a bench broke or was asked wrongly."""
+    asked = _parser().parse_args(arguments)
+    names = asked.names or list(FIGURES)
+    unknown = [name for name in names if name not in FIGURES]
+    if unknown:
+        say(f"bench: no figure {unknown[0]!r}; there are {', '.join(FIGURES)}")
+        return 2
+    options = Options(quick=asked.quick, home=asked.home.absolute(), data=asked.data.absolute(), set_up=asked.set_up)
+    passed_on = ["--home", str(options.home), "--data", str(options.data)]
+    passed_on += ["--quick"] * options.quick + ["--set-up"] * options.set_up
+    results = []
+    for name in names:
+        say(f"{name} ...")
+        results.append(take(name, options) if len(names) == 1 else _take_apart(name, passed_on))
+        if asked.json != "-":
+            print(_line(results[-1]), flush=True)
+    if asked.json == "-":
+        print(json.dumps(results, indent=2))
+    elif asked.json:
+        write_json(Path(asked.json), results)
+    states = {result["status"] for result in results}
+    return 2 if "error" in states else 1 if "fail" in states else 0
