@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -34,15 +34,18 @@ class BuildWithNative(build_py):
         super().run()
 
 
+class PlatformDistribution(Distribution):
+    """Not the same on every machine, although Python sees no extension module."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
+
 class PlatformWheel(bdist_wheel):
     """The C part is a static program: bound to the machine, to no version of Python."""
-
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = False
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
 
 
-setup(cmdclass={"build_py": BuildWithNative, "bdist_wheel": PlatformWheel})
+setup(distclass=PlatformDistribution, cmdclass={"build_py": BuildWithNative, "bdist_wheel": PlatformWheel})
