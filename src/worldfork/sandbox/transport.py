@@ -161,12 +161,11 @@ class Transport:
             return
         try:
             for kind, _flags, number, payload in self._reader.feed(data):
-                if (channel := self._channels.get(number)) is not None:
-                    if channel.on_frame(kind, payload):
-                        self._channels.pop(number, None)
-                elif not number and kind == wire.ERROR:
+                if not number and kind == wire.ERROR:
                     self._end(f"its init refused the connection, {wire.read_error(payload)[1]}")
                     return
+                if (channel := self._channels.get(number)) is not None and channel.on_frame(kind, payload):
+                    self._channels.pop(number, None)
         except wire.MalformedFrame as error:
             self._end(f"its init broke the protocol, {error}")
 
