@@ -1,0 +1,149 @@
+"""Layers: read-only differences, each in a directory of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from worldfork.core.errors import ConfigError, NotFound, OutOfSpace
+from worldfork.core.ids import check_id, new_id
+from worldfork.records.snapshot import LayerRecord
+from worldfork.store.failures import typed
+from worldfork.store.faultpoints import fault
+from worldfork.store.owner import OwnedStore, frees_space
+
+FORMS = ("trusted", "user")
+
+
+@dataclass(frozen=True)
+class LayerDraft:
+    """A layer in the making: this process's own until it is published or abandoned."""
+
+    layer_id: str
+    path: Path
+    """Where its content goes, `layers/<id>/fs`. The parent exists, the path itself does not."""
+
+
+class Layers(OwnedStore):
+    """The layers of a store."""
+
+    def begin_layer(self, *, form: str, size_hint_bytes: int = 0) -> LayerDraft:
+        """Announce a layer before anything is moved into it, so that a crash cannot leave it unknown.
+
+        Args:
+            form: "trusted" or "user".
+            size_hint_bytes: how much will be written, if known; refused at once if the disk lacks it.
+        Raises:
+            ConfigError: no such form.
+            OutOfSpace: the disk is or would be full.
+            StoreError: the disk or the metadata failed.
+        """
+        if form not in FORMS:
+            raise ConfigError(f"{form!r} is not a form of layers", remedy=f"use one of {', '.join(FORMS)}")
+        if size_hint_bytes:
+            self._expect_room(size_hint_bytes)
+        layer_id = new_id("ly")
+        values = (layer_id, form, self.owner_id, self.boot_id, self._clock.now_s())
+        with self.database.write() as db:
+            db.execute(
+                "INSERT INTO layers (layer_id, form, state, owner_id, boot_id, created_s)"
+                " VALUES (?, ?, 'building', ?, ?, ?)",
+                values,
+            )
+        fault("begin_layer:announced")
+        place = self.home.layers / layer_id
+        with typed(f"the layer {layer_id} cannot be made"):
+            place.mkdir(mode=0o700)
+        fault("begin_layer:made")
+        return LayerDraft(layer_id, place / "fs")
+
+    def _expect_room(self, size_bytes: int) -> None:
+        with typed("the free space cannot be looked at"):
+            status = os.statvfs(self.home.layers)
+        free_bytes = status.f_bavail * status.f_frsize
+        if free_bytes < size_bytes:
+            raise OutOfSpace(
+                f"a layer of {size_bytes} bytes does not fit into {free_bytes} free bytes at {self.home.layers}",
+                remedy="delete snapshots or free disk space",
+                scope="host",
+                needed_bytes=size_bytes,
+                free_bytes=free_bytes,
+            )
+
+    @frees_space
+    def abandon_layer(self, layer_id: str) -> None:
+        """Give up a layer that was not published; its content goes to the trash. Idempotent.
+
+        Raises:
+            ConfigError: it has been published; delete its snapshots instead.
+            StoreError: the disk or the metadata failed.
+        """
+        check_id("ly", layer_id)
+        with self.database.write() as db:
+            db.execute("DELETE FROM layers WHERE layer_id = ? AND state = 'building'", (layer_id,))
+            if db.execute("SELECT 1 FROM layers WHERE layer_id = ?", (layer_id,)).fetchone():
+                raise ConfigError(f"{layer_id} has been published", remedy="delete the snapshots that use it")
+        fault("abandon_layer:forgotten")
+        self.trash(self.home.layers / layer_id)
+
+    def layer_path(self, layer_id: str) -> Path:
+        """Return where the content of a layer lies. Looks at nothing: hold the layer to be sure of it."""
+        return self.home.layers / check_id("ly", layer_id) / "fs"
+
+    def layer(self, layer_id: str) -> LayerRecord:
+        """Return what is known of a layer.
+
+        Raises:
+            NotFound: there is none of this id.
+        """
+        with self.database.read() as db:
+            row = db.execute(
+                "SELECT layer_id, form, state, size_bytes, digest, created_s FROM layers WHERE layer_id = ?",
+                (layer_id,),
+            ).fetchone()
+        if row is None:
+            raise NotFound(f"there is no layer {layer_id}", layer_id=layer_id)
+        return LayerRecord(*row)
+
+
+def publish_layers(db: sqlite3.Connection, layer_ids: Sequence[str], owner_id: str) -> None:
+    """Turn this owner's drafts into layers, within a transaction.
+
+    Raises:
+        NotFound: one is not, or no longer, a draft of this owner.
+    """
+    for layer_id in layer_ids:
+        changed = db.execute(
+            "UPDATE layers SET state = 'ready' WHERE layer_id = ? AND state = 'building' AND owner_id = ?",
+            (layer_id, owner_id),
+        ).rowcount
+        if changed != 1:
+            raise NotFound(f"{layer_id} is not a layer that this process is making", layer_id=layer_id)
+
+
+def require_layers(db: sqlite3.Connection, layer_ids: Sequence[str], owner_id: str) -> set[str]:
+    """Check within a transaction that layers exist and are not about to go; return their forms.
+
+    Args:
+        db: the transaction's connection.
+        layer_ids: which.
+        owner_id: whose drafts count as existing.
+    Raises:
+        NotFound: some do not exist; `layers` names all of them.
+    """
+    rows = db.execute(
+        "SELECT layer_id, form, state, owner_id FROM layers WHERE layer_id IN (SELECT value FROM json_each(?))",
+        (json.dumps(layer_ids),),
+    ).fetchall()
+    found = {}
+    for layer_id, form, state, owner in rows:
+        if state in ("ready", "durable") or (state == "building" and owner == owner_id):
+            found[layer_id] = form
+    missing = [layer_id for layer_id in layer_ids if layer_id not in found]
+    if missing:
+        raise NotFound(f"there is no layer {missing[0]}", layers=missing)
+    return set(found.values())

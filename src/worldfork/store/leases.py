@@ -1,0 +1,145 @@
+"""Leases: who uses what, and who of them is alive."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from worldfork.core.errors import NotFound
+from worldfork.core.ids import PREFIXES, check_id
+from worldfork.store import locks
+from worldfork.store.failures import typed
+from worldfork.store.faultpoints import fault
+from worldfork.store.layers import require_layers
+from worldfork.store.owner import OwnedStore, frees_space
+
+GRACE_S = 30.0
+"""Seconds that a new holder may take to lock its file, while whoever made it is alive."""
+
+_COLUMNS = "holder_id, kind, snapshot_id, layers, facts, owner_id, created_s"
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A user of snapshots and layers: what it names is not collected while its row is there."""
+
+    holder_id: str
+    """An id, usually of a sandbox. It lives as long as the record lock on its lock file is held."""
+    kind: str = "sandbox"
+    snapshot_id: str | None = None
+    """A snapshot that it uses with all its layers."""
+    layers: tuple[str, ...] = ()
+    """Layers that it uses beyond those of the snapshot."""
+    facts: str = "{}"
+    """What others may know of it, as JSON; the store does not look at it."""
+    owner_id: str = ""
+    """Who made it; filled in by the store."""
+    created_s: float = 0.0
+    """Seconds since the Unix epoch; filled in by the store."""
+
+
+class Leases(OwnedStore):
+    """The holders of a store."""
+
+    def hold(self, holders: Sequence[Holder]) -> None:
+        """Check that what the holders name exists, and keep it, in the same transaction. Waits for no disk.
+
+        A holder that is known already gets its new snapshot, layers and facts, and keeps its owner and age.
+
+        Raises:
+            NotFound: a snapshot or layer does not exist; nobody holds anything.
+            ConfigError: a holder's id is malformed.
+            OutOfSpace, StoreError: the metadata failed; nobody holds anything.
+        """
+        owner_id, now_s = self.owner_id, self._clock.now_s()
+        rows = []
+        for holder in holders:
+            _check_holder_id(holder.holder_id)
+            layers = json.dumps(holder.layers)
+            rows.append((holder.holder_id, holder.kind, holder.snapshot_id, layers, holder.facts, owner_id, now_s))
+        with self.database.write() as db:
+            for snapshot_id in {row[2] for row in rows} - {None}:
+                if not db.execute("SELECT 1 FROM snapshots WHERE snapshot_id = ?", (snapshot_id,)).fetchone():
+                    raise NotFound(f"there is no snapshot {snapshot_id}", snapshot_id=snapshot_id)
+            for layers in {holder.layers for holder in holders if holder.layers}:
+                require_layers(db, layers, owner_id)
+            db.executemany(
+                f"INSERT INTO holders ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT (holder_id) DO UPDATE SET kind = excluded.kind, snapshot_id = excluded.snapshot_id,"
+                " layers = excluded.layers, facts = excluded.facts",
+                rows,
+            )
+        fault("hold:committed")
+
+    def update_facts(self, holder_id: str, facts: str) -> None:
+        """Replace what others may know of a holder.
+
+        Raises:
+            NotFound: there is no such holder.
+            OutOfSpace, StoreError: the metadata failed.
+        """
+        with self.database.write() as db:
+            if db.execute("UPDATE holders SET facts = ? WHERE holder_id = ?", (facts, holder_id)).rowcount != 1:
+                raise NotFound(f"there is no sandbox {holder_id}", holder_id=holder_id)
+
+    @frees_space
+    def release(self, holder_ids: Iterable[str]) -> None:
+        """Let holders go, whether they live or not, in one transaction. Those that are gone are fine.
+
+        Raises:
+            ConfigError: an id is malformed.
+            StoreError: the metadata failed; all still hold.
+        """
+        chosen = [(_check_holder_id(holder_id),) for holder_id in holder_ids]
+        with self.database.write() as db:
+            db.executemany("DELETE FROM holders WHERE holder_id = ?", chosen)
+        fault("release:committed")
+        for (holder_id,) in chosen:
+            with typed(f"the lock of {holder_id} cannot be removed"):
+                # Where its PID 1 is still on its way out, the next sweep does it.
+                locks.remove_if_free(self.lock_path(holder_id))
+
+    def holders(self) -> list[Holder]:
+        """Return all holders, living and dead, the oldest first."""
+        with self.database.read() as db:
+            rows = db.execute(f"SELECT {_COLUMNS} FROM holders ORDER BY created_s, holder_id").fetchall()
+        return [_as_holder(row) for row in rows]
+
+    def holder(self, holder_id: str) -> Holder:
+        """Return one holder, living or dead.
+
+        Raises:
+            NotFound: there is no such holder.
+        """
+        with self.database.read() as db:
+            row = db.execute(f"SELECT {_COLUMNS} FROM holders WHERE holder_id = ?", (holder_id,)).fetchone()
+        if row is None:
+            raise NotFound(f"there is no sandbox {holder_id}", holder_id=holder_id)
+        return _as_holder(row)
+
+    def is_living(self, holder: Holder, *, grace_s: float = GRACE_S) -> bool:
+        """Tell whether a holder counts as alive: its lock is held, or it is new and its maker is alive.
+
+        Raises:
+            StoreError: its lock cannot be looked at.
+        """
+        if self.is_alive(holder.holder_id):
+            return True
+        is_new = self._clock.now_s() - holder.created_s < grace_s
+        return is_new and self.is_alive(holder.owner_id)
+
+    def _living(self, db: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> list[str]:
+        rows = db.execute(f"SELECT {_COLUMNS} FROM holders WHERE {condition}", values).fetchall()
+        return [holder.holder_id for holder in map(_as_holder, rows) if self.is_living(holder)]
+
+
+def _check_holder_id(text: str) -> str:
+    prefix = text.partition("-")[0]
+    return check_id(prefix if prefix in PREFIXES else "sb", text)
+
+
+def _as_holder(row: tuple[str, str, str | None, str, str, str, float]) -> Holder:
+    holder_id, kind, snapshot_id, layers, facts, owner_id, created_s = row
+    return Holder(holder_id, kind, snapshot_id, tuple(json.loads(layers)), facts, owner_id, created_s)

@@ -1,0 +1,211 @@
+"""What every part of the store stands on: one home, its metadata, and this process as an owner."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
+from hashlib import sha256
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+from worldfork.core.clock import Clock, SystemClock, boot_id
+from worldfork.core.errors import OutOfSpace, StoreError
+from worldfork.core.ids import new_id
+from worldfork.core.remove import remove_tree
+from worldfork.store import ballast, locks
+from worldfork.store.database import Database
+from worldfork.store.failures import typed
+from worldfork.store.faultpoints import fault
+from worldfork.store.home import Home
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_S = TypeVar("_S", bound="OwnedStore")
+
+
+class OwnedStore:
+    """A home, its metadata, and this process's record lock on `locks/<owner_id>`.
+
+    Use is as the class `Store`; this holds what its nouns share. A forked child gets an owner of its own.
+    """
+
+    def __init__(self, home: Home, *, clock: Clock | None = None) -> None:
+        self.home = home
+        self._clock: Clock = clock or SystemClock()
+        self.boot_id = boot_id()
+        """The boot of the machine that this store was opened in."""
+        self.database = Database(home.database, lock_directory=home.locks)
+        self._owner: tuple[str, locks.RecordLock] | None = None
+        self._owner_mutex = threading.Lock()
+        _follow_forks(self)
+
+    @property
+    def owner_id(self) -> str:
+        """This process's owner. What it has begun lasts as long as the process does.
+
+        Raises:
+            OutOfSpace, StoreError: its lock file cannot be made.
+        """
+        owner = self._owner
+        return owner[0] if owner is not None else self._become_owner()
+
+    def _become_owner(self) -> str:
+        with self._owner_mutex, typed("the lock of this process cannot be taken"):
+            while self._owner is None:
+                if self.database.closed:
+                    raise StoreError("the store is closed")
+                owner_id = new_id("ow")
+                lock = locks.take(self.lock_path(owner_id))
+                # Another process may sweep in the moment between making the file and locking it.
+                if lock is not None:
+                    self._owner = (owner_id, lock)
+            return self._owner[0]
+
+    def lock_path(self, holder_id: str) -> Path:
+        """Return the file whose record lock says that the holder is alive: a sandbox's PID 1 takes it itself."""
+        return self.home.locks / holder_id
+
+    def is_alive(self, holder_id: str) -> bool:
+        """Tell whether somebody holds the lock of this holder or owner, in this process or any other.
+
+        Raises:
+            StoreError: the lock cannot be looked at.
+        """
+        with typed(f"the lock of {holder_id} cannot be looked at"):
+            return locks.is_locked(self.lock_path(holder_id))
+
+    @contextmanager
+    def single_flight(self, key: str) -> Iterator[None]:
+        """Let one thread of one process at a time through for each key. Waits; call it in a thread.
+
+        A process that dies inside frees the key. The key may be any text.
+
+        Raises:
+            OutOfSpace, StoreError: its lock file cannot be made.
+        """
+        path = self.home.locks / f"flight-{sha256(os.fsencode(key)).hexdigest()[:32]}"
+        with _entered(locks.turn(path), f"{key!r} cannot be locked"):
+            yield
+
+    def trash(self, path: Path) -> None:
+        """Move a file or directory out of sight at once; `empty_trash` removes it. One that is gone is fine.
+
+        Raises:
+            StoreError: it lies on another file system, or something is mounted on it.
+        """
+        with typed(f"{path} cannot be moved to the trash"):
+            try:
+                os.rename(path, self.home.trash / f"{path.name}-{secrets.token_hex(8)}")
+            except FileNotFoundError:
+                return
+        fault("trash:moved")
+
+    def empty_trash(self) -> None:
+        """Remove what is in the trash, never following a link or crossing a mount.
+
+        Raises:
+            StoreError: something could not be removed; all else is gone. `failures` is a list of (path, text).
+        """
+        failures = self._empty_trash()
+        if failures:
+            raise StoreError(f"{failures[0][0]} cannot be removed: {failures[0][1]}", failures=failures)
+
+    def _empty_trash(self) -> list[tuple[str, str]]:
+        failures = []
+        with typed("the trash cannot be read"):
+            names = sorted(os.listdir(self.home.trash))
+        for name in names:
+            path = self.home.trash / name
+            try:
+                with typed(f"{path} cannot be removed"):
+                    remove_tree(path)
+                fault("trash:removed")
+            except StoreError as error:
+                failures.append((str(path), str(error)))
+        ballast.lay_in(self.home)
+        return failures
+
+    def close(self) -> None:
+        """Give up the owner and close the metadata. Idempotent; what was published stays."""
+        with self._owner_mutex:
+            owner, self._owner = self._owner, None
+            if owner is not None:
+                with typed("the lock of this process cannot be removed"):
+                    owner[1].release()
+            self.database.close()
+
+    def _start_over(self) -> None:
+        self.database.start_over()
+        self._owner = None
+        self._owner_mutex = threading.Lock()
+
+
+def frees_space(method: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P], _R]:
+    """Let an idempotent method that frees space have the ballast when the disk is full."""
+
+    @wraps(method)
+    def with_ballast(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return method(self, *args, **kwargs)
+        except OutOfSpace:
+            ballast.drop(self.home)
+            return method(self, *args, **kwargs)
+
+    return with_ballast
+
+
+@contextmanager
+def _entered(block: AbstractContextManager[None], doing: str) -> Iterator[None]:
+    """Enter a block with typed errors, and leave the errors of its body alone."""
+    with typed(doing):
+        block.__enter__()
+    try:
+        yield
+    finally:
+        with typed(doing):
+            block.__exit__(None, None, None)
+
+
+_open_stores: weakref.WeakSet[OwnedStore] = weakref.WeakSet()
+_at_rest: list[OwnedStore] = []
+_hooks = threading.Lock()
+_hooked = False
+
+
+def _follow_forks(store: OwnedStore) -> None:
+    global _hooked
+    with _hooks:
+        if not _hooked:
+            os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+            _hooked = True
+        _open_stores.add(store)
+
+
+def _before_fork() -> None:
+    _hooks.acquire()
+    _at_rest.extend(sorted(_open_stores, key=id))
+    for store in _at_rest:
+        store.database.hold_still()
+    locks.hold_still()
+
+
+def _after_in_parent() -> None:
+    locks.resume()
+    for store in reversed(_at_rest):
+        store.database.resume()
+    _at_rest.clear()
+    _hooks.release()
+
+
+def _after_in_child() -> None:
+    global _hooks
+    locks.start_over()
+    for store in _at_rest:
+        store._start_over()
+    _at_rest.clear()
+    _hooks = threading.Lock()

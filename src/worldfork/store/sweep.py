@@ -1,0 +1,237 @@
+"""What the dead left behind, and what nothing uses any more."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from worldfork.core.errors import StoreError, WorldforkError
+from worldfork.store import locks
+from worldfork.store.durability import Durability
+from worldfork.store.failures import typed
+from worldfork.store.faultpoints import fault
+from worldfork.store.leases import GRACE_S, Holder
+from worldfork.store.owner import frees_space
+
+
+@dataclass
+class CollectReport:
+    """What a collection has removed."""
+
+    layers: list[str] = field(default_factory=list)
+    """Ids of the layers that are gone."""
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    """What could not be removed, and why; the next collection tries again."""
+
+
+@dataclass
+class SweepReport:
+    """What a sweep has found. Empty lists throughout mean that nothing was left behind."""
+
+    lost_snapshots: list[str] = field(default_factory=list)
+    """Snapshots that were ready, but not durable, when the machine went down."""
+    drafts: list[str] = field(default_factory=list)
+    """Layers that dead owners were making."""
+    holders: list[str] = field(default_factory=list)
+    """Dead holders."""
+    leftovers: list[str] = field(default_factory=list)
+    """Names of stray layer directories, lock files, temporary files and trash."""
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    """What could not be cleared, and why; the next sweep tries again."""
+
+
+class Sweeping(Durability):
+    """How a store cleans up. One process at a time does it; all others go on."""
+
+    def recover(self) -> list[str]:
+        """Drop the snapshots that a crash of the machine may have torn; return their ids. Cheap.
+
+        Raises:
+            StoreError: the metadata failed; nothing was dropped.
+        """
+        condition = "state = 'ready' AND boot_id != ?"
+        with self.database.read() as db:
+            if not db.execute(f"SELECT 1 FROM snapshots WHERE {condition}", (self.boot_id,)).fetchone():
+                return []
+        with self.database.write_lasting() as db:
+            query = f"SELECT snapshot_id FROM snapshots WHERE {condition} ORDER BY created_s"
+            lost = [row[0] for row in db.execute(query, (self.boot_id,)).fetchall()]
+            db.execute(f"DELETE FROM snapshots WHERE {condition}", (self.boot_id,))
+            fault("recover:written")
+        fault("recover:committed")
+        return lost
+
+    def sweep(self, *, dead: Callable[[Holder], None] | None = None, grace_s: float = GRACE_S) -> SweepReport:
+        """Clear what dead owners and holders left; one failure never stops the rest.
+
+        Args:
+            dead: called for each dead holder before it is forgotten, outside of any transaction, to clear what the
+                store knows nothing of. If it raises, the holder stays for the next sweep.
+            grace_s: for so many seconds a new holder counts as alive while its maker is.
+        Raises:
+            StoreError: the sweep could not begin.
+        """
+        report = SweepReport()
+        with self.single_flight("sweep"):
+            report.lost_snapshots = self.recover()
+            steps: list[Callable[[], None]] = [
+                lambda: self._sweep_holders(report, dead, grace_s),
+                lambda: self._sweep_drafts(report, grace_s),
+                lambda: self._sweep_stray_layers(report),
+                lambda: self._sweep_tmp(report),
+                lambda: self._sweep_locks(report),
+                lambda: self._sweep_trash(report),
+                self.database.checkpoint,
+            ]
+            for step in steps:
+                try:
+                    step()
+                except WorldforkError as error:
+                    report.failures.append(("sweep", str(error)))
+        return report
+
+    def _sweep_holders(self, report: SweepReport, dead: Callable[[Holder], None] | None, grace_s: float) -> None:
+        for holder in self.holders():
+            try:
+                if self.is_living(holder, grace_s=grace_s):
+                    continue
+                if dead is not None:
+                    dead(holder)
+                fault("sweep:holder_cleared")
+                self.release([holder.holder_id])
+                report.holders.append(holder.holder_id)
+            except Exception as error:
+                report.failures.append((holder.holder_id, str(error) or type(error).__name__))
+
+    def _sweep_drafts(self, report: SweepReport, grace_s: float) -> None:
+        with self.database.read() as db:
+            rows = db.execute("SELECT layer_id, owner_id FROM layers WHERE state = 'building'").fetchall()
+        if not rows:
+            return
+        living = {owner for owner in {row[1] for row in rows} if self.is_alive(owner)}
+        # A detached sandbox whose maker died in the middle of a checkpoint still writes to such a layer.
+        used = {
+            layer for holder in self.holders() if self.is_living(holder, grace_s=grace_s) for layer in holder.layers
+        }
+        for layer_id, owner_id in rows:
+            if owner_id in living or layer_id in used:
+                continue
+            try:
+                self.abandon_layer(layer_id)
+                report.drafts.append(layer_id)
+            except WorldforkError as error:
+                report.failures.append((layer_id, str(error)))
+
+    def _sweep_stray_layers(self, report: SweepReport) -> None:
+        # In this order: a layer's row is there before its directory is.
+        with typed("the layers cannot be listed"):
+            names = os.listdir(self.home.layers)
+        with self.database.read() as db:
+            known = {row[0] for row in db.execute("SELECT layer_id FROM layers")}
+        for name in sorted(set(names) - known):
+            self._clear(report, self.home.layers / name)
+
+    def _sweep_tmp(self, report: SweepReport) -> None:
+        with typed("the temporary files cannot be listed"):
+            names = os.listdir(self.home.tmp.parent)
+        for name in sorted(set(names) - {self.boot_id}):
+            self._clear(report, self.home.tmp.parent / name)
+
+    def _sweep_locks(self, report: SweepReport) -> None:
+        # In this order: a holder's row is there before its lock file is.
+        with typed("the locks cannot be listed"):
+            names = os.listdir(self.home.locks)
+        known = {holder.holder_id for holder in self.holders()}
+        for name in sorted(set(names) - known):
+            try:
+                with typed(f"the lock {name} cannot be removed"):
+                    if locks.remove_if_free(self.home.locks / name):
+                        report.leftovers.append(f"locks/{name}")
+            except StoreError as error:
+                report.failures.append((name, str(error)))
+
+    def _sweep_trash(self, report: SweepReport) -> None:
+        with typed("the trash cannot be listed"):
+            names = os.listdir(self.home.trash)
+        failures = self._empty_trash()
+        report.failures += failures
+        failed = {os.path.basename(path) for path, _ in failures}
+        report.leftovers += [f"trash/{name}" for name in sorted(names) if name not in failed]
+
+    def _clear(self, report: SweepReport, path: Path) -> None:
+        name = f"{path.parent.name}/{path.name}"
+        try:
+            self.trash(path)
+            report.leftovers.append(name)
+        except WorldforkError as error:
+            report.failures.append((name, str(error)))
+
+    @frees_space
+    def collect(self) -> CollectReport:
+        """Remove the layers that no snapshot and no holder uses. Safe beside writers, and to be killed at any instant.
+
+        Raises:
+            StoreError: the metadata failed; what was condemned goes with the next collection.
+        """
+        report = CollectReport()
+        condemned = self._condemn()
+        for layer_id in condemned:
+            try:
+                self.trash(self.home.layers / layer_id)
+                report.layers.append(layer_id)
+            except WorldforkError as error:
+                report.failures.append((layer_id, str(error)))
+        if report.layers:
+            fault("collect:moved")
+            with self.database.write() as db:
+                db.executemany(
+                    "DELETE FROM layers WHERE layer_id = ? AND state = 'condemned'",
+                    [(layer_id,) for layer_id in report.layers],
+                )
+            fault("collect:forgotten")
+        report.failures += self._empty_trash()
+        self.database.checkpoint()
+        return report
+
+    def _condemn(self) -> list[str]:
+        """Mark what is unused, and let that, and the deletions before it, reach the disk before any file is touched.
+
+        Otherwise a crash of the machine could bring a deleted snapshot back without its files.
+        """
+        unused, seen = self._unused_layers()
+        with self.database.write_lasting() as db:
+            # What has been published or held since then; the rest could only have lost users.
+            unused -= _used_layers(db, after=seen)
+            db.executemany(
+                "UPDATE layers SET state = 'condemned' WHERE layer_id = ? AND state IN ('ready', 'durable')",
+                [(layer_id,) for layer_id in sorted(unused)],
+            )
+            rows = db.execute("SELECT layer_id FROM layers WHERE state = 'condemned' ORDER BY layer_id").fetchall()
+            if rows:
+                db.execute("UPDATE counters SET value = value + 1 WHERE name = 'collections'")
+            fault("collect:condemned")
+        fault("collect:committed")
+        return [row[0] for row in rows]
+
+    def _unused_layers(self) -> tuple[set[str], int]:
+        """Return the layers without a user, and the number of the last snapshot that was looked at.
+
+        Reads one moment of the metadata while writers go on.
+        """
+        with self.database.view() as db:
+            seen = int(db.execute("SELECT ifnull(max(number), 0) FROM snapshots").fetchone()[0])
+            settled = {row[0] for row in db.execute("SELECT layer_id FROM layers WHERE state IN ('ready', 'durable')")}
+            return settled - _used_layers(db, after=0), seen
+
+
+def _used_layers(db: sqlite3.Connection, *, after: int) -> set[str]:
+    """Return the layers of all holders, and of the snapshots with a number beyond `after`."""
+    used = {row[0] for row in db.execute("SELECT DISTINCT value FROM holders, json_each(holders.layers)")}
+    rows = db.execute(
+        "SELECT DISTINCT value FROM snapshots, json_each(snapshots.record, '$.layers') WHERE number > ?", (after,)
+    )
+    used.update(row[0] for row in rows)
+    return used

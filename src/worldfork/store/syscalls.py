@@ -1,0 +1,41 @@
+"""The two calls of Linux that the standard library lacks."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+_STATFS_BYTES = 256  # struct statfs has 120 on 64-bit machines
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def syncfs(fd: int) -> None:
+    """Write all of one file system to disk: the one that `fd` lies on.
+
+    `os.sync` is no substitute: it waits for every disk of the machine and reports no error.
+
+    Raises:
+        OSError: EIO where a write-back failed since `fd` was opened (kernel 5.8 and newer).
+    """
+    if _libc().syncfs(ctypes.c_int(fd)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def file_system_magic(path: Path) -> int:
+    """Return `f_type` of statfs(2): which kind of file system `path` lies on.
+
+    Raises:
+        OSError: the path cannot be looked at.
+    """
+    buffer = (ctypes.c_long * (_STATFS_BYTES // ctypes.sizeof(ctypes.c_long)))()
+    if _libc().statfs(ctypes.c_char_p(os.fsencode(path)), ctypes.byref(buffer)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(path))
+    return int(buffer[0]) & 0xFFFFFFFF
