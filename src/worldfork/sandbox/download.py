@@ -183,9 +183,10 @@ class _Download:
         directory = self._open(names[:-1])
         try:
             stream = files.read_stream(self._connection, self._inside(names), user=self._user)
-            self.report.size_bytes += await _store(stream, record, directory, names[-1])
+            size_bytes = await _store(stream, record, directory, names[-1])
         finally:
             os.close(directory)
+        self.report.size_bytes += size_bytes
         self.report.files += 1
 
 

@@ -145,9 +145,8 @@ class _Upload:
     async def _file(self, member: str) -> None:
         local = os.path.join(self._local, member)
         descriptor = os.open(local, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-        self.report.size_bytes += await _send(
-            self._connection, descriptor, self._inside(member), mode=None, user=self._user
-        )
+        size_bytes = await _send(self._connection, descriptor, self._inside(member), mode=None, user=self._user)
+        self.report.size_bytes += size_bytes
         self.report.files += 1
 
 
