@@ -72,16 +72,16 @@ def duration(hours: float) -> str:
 
 def economics_rows(measured: Economics) -> list[tuple[str, str, str]]:
     """Return the table's rows: what it is, here, in the article."""
-    both = (measured, ARTICLE)
-    count, group = f"{measured.rollouts:,}", measured.group
-    here, there = both
+    here, there = measured, ARTICLE
+    count, group = f"{here.rollouts:,}", here.group
+    apart, shared = f"(build + restore) x {count}", f"build + restore x {count}"
     return [
         ("build the world once", _seconds(here.build_s), _seconds(there.build_s)),
         ("restore, to the first answer", _seconds(here.restore_s), f"~{_seconds(there.restore_s)}"),
-        (f"(build + restore) x {count}, sandbox time", duration(here.rebuild_h), duration(there.rebuild_h)),
-        (f"build + restore x {count}, sandbox time", duration(here.fork_h), duration(there.fork_h)),
-        (f"the first by the clock, {group} side by side", duration(here.rebuild_wall_h), duration(there.rebuild_wall_h)),
-        (f"the second by the clock, {group} side by side", duration(here.fork_wall_h), duration(there.fork_wall_h)),
+        (f"{apart}: sandbox time", duration(here.rebuild_h), duration(there.rebuild_h)),
+        (f"{shared}: sandbox time", duration(here.fork_h), duration(there.fork_h)),
+        (f"{apart}: by the clock, {group} at once", duration(here.rebuild_wall_h), duration(there.rebuild_wall_h)),
+        (f"{shared}: by the clock, {group} at once", duration(here.fork_wall_h), duration(there.fork_wall_h)),
     ]
 
 

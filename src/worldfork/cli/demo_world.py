@@ -200,14 +200,14 @@ def survivors(built: WorldFacts, restored: dict[str, Any]) -> list[Survivor]:
     """Compare a restored sandbox with the world as it was built: the article's five things, in its order."""
     before = built.state
     names = ", ".join(f"{name} {version}" for name, version in before["packages"].items())
-    config = restored["config"] or {}
+    config, first = restored["config"] or {}, FIRST_CONFIG["learning_rate"]
     same = {name: before[name] == restored[name] for name in before}
     found = {
         "packages": bool(before["packages"]) and None not in before["packages"].values(),
         "data": before["data"] is not None,
         "embeddings": before["embeddings"]["shape"] == [1000, 128],
         "checkpoint": len(before["checkpoint"]) == 3,
-        "config": config.get("learning_rate") not in (None, FIRST_CONFIG["learning_rate"]),
+        "config": config.get("learning_rate") not in (None, first),
     }
     if not before["packages"]:
         names, found["packages"] = "none was to be had, so none was lost", True
@@ -216,7 +216,10 @@ def survivors(built: WorldFacts, restored: dict[str, Any]) -> list[Survivor]:
         "data": ("fetched file", f"data/readings.csv, sha256 {before['data']}"),
         "embeddings": ("generated embeddings", f"embeddings.npy, {_shape(restored)}"),
         "checkpoint": ("checkpoint directory", ", ".join(sorted(restored["checkpoint"]))),
-        "config": ("changed configuration", f"learning_rate {FIRST_CONFIG['learning_rate']} -> {config.get('learning_rate')}"),
+        "config": (
+            "changed configuration",
+            f"learning_rate {first} -> {config.get('learning_rate')}",
+        ),
     }
     return [Survivor(details[key][0], same[key] and found[key], details[key][1]) for key in details]
 

@@ -63,9 +63,7 @@ def execute(
         sandbox = Sandbox.connect(sandbox_id)
         print_json(
             result_shape(
-                sandbox.run(
-                    argv[0], argv[1:], env=variables, user=user, working_dir=working_dir, timeout=timeout
-                )
+                sandbox.run(argv[0], argv[1:], env=variables, user=user, working_dir=working_dir, timeout=timeout)
             )
         )
         return OK
@@ -73,8 +71,14 @@ def execute(
         raise ConfigError("-t needs a terminal on standard input", remedy="leave -t out")
     return asyncio.run(
         _follow(
-            sandbox_id, argv, variables, user=user, working_dir=working_dir, timeout=timeout,
-            terminal=terminal, stdin=not no_stdin,
+            sandbox_id,
+            argv,
+            variables,
+            user=user,
+            working_dir=working_dir,
+            timeout=timeout,
+            terminal=terminal,
+            stdin=not no_stdin,
         )
     )
 

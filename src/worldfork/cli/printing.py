@@ -6,12 +6,13 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from worldfork.cli.shapes import error_shape
 from worldfork.core.errors import WorldforkError
 
 _PIPE_WIDTH = 100_000
@@ -64,29 +65,12 @@ def print_error(error: WorldforkError, *, as_json: bool) -> None:
         if error.remedy:
             note(f"  try: {error.remedy}")
         return
-    facts = {
-        "code": error.code,
-        "message": error.message,
-        "remedy": error.remedy,
-        "retryable": error.retryable,
-        "fields": {name: _plain(value) for name, value in error.fields.items()},
-    }
-    note(json.dumps({"error": facts}, ensure_ascii=False))
+    note(json.dumps({"error": error_shape(error)}, ensure_ascii=False))
 
 
 def _sentence(text: str) -> str:
     one_line = " ".join(text.split())
     return one_line if one_line.endswith((".", "!", "?")) else f"{one_line}."
-
-
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return str(value)
 
 
 def human_bytes(size_bytes: int | None) -> str:

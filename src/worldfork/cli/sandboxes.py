@@ -92,7 +92,7 @@ def ls(
     else:
         columns = ("sandbox", "name", "status", "snapshot", "created")
         rows = [
-            (facts["sandbox_id"], facts["name"], facts["status"], facts["snapshot_id"], when(facts["created_s"]))
+            (facts["sandbox_id"], facts["name"], facts["status"], facts["snapshot_id"], when(facts["created_at"]))
             for facts in found
         ]
         print_table(columns, rows, empty="No sandbox is live.")

@@ -5,34 +5,67 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from worldfork import SandboxInfo, SnapshotInfo
+from worldfork.core.errors import WorldforkError
+from worldfork.records.sandbox import SandboxInfo
+from worldfork.records.snapshot import SnapshotRecord
+from worldfork.sandbox.command import CommandResult
 
 
 def sandbox_shape(info: SandboxInfo) -> dict[str, Any]:
     """Return the facts of a live sandbox."""
-    return {
-        "sandbox_id": info.sandbox_id,
-        "name": info.name,
-        "status": str(getattr(info.status, "value", info.status)),
-        "snapshot_id": info.snapshot_id,
-        "created_s": _seconds(info.created_at),
-    }
+    return info.to_json()
 
 
-def snapshot_shape(info: SnapshotInfo) -> dict[str, Any]:
+def snapshot_shape(record: SnapshotRecord) -> dict[str, Any]:
     """Return the facts of a snapshot."""
     return {
-        "snapshot_id": info.snapshot_id,
-        "sandbox_id": info.sandbox_id,
-        "status": str(getattr(info.status, "value", info.status)),
-        "label": info.label,
-        "size_bytes": info.size_bytes,
-        "created_s": _seconds(info.created_at),
+        "snapshot_id": record.snapshot_id,
+        "label": record.label,
+        "state": record.state,
+        "kind": record.kind,
+        "form": record.form,
+        "base": str(record.base.get("kind", "")),
+        "parent_id": record.parent_id,
+        "sandbox_id": record.sandbox_id,
+        "layers": len(record.layers),
+        "size_bytes": record.size_bytes,
+        "created_s": record.created_s,
     }
 
 
-def _seconds(moment: datetime.datetime | float | None) -> float | None:
-    return moment.timestamp() if isinstance(moment, datetime.datetime) else moment
+def error_shape(error: WorldforkError) -> dict[str, Any]:
+    """Return what a program needs to know of an error."""
+    return {
+        "code": error.code,
+        "message": error.message,
+        "remedy": error.remedy,
+        "retryable": error.retryable,
+        "fields": {name: _plain(value) for name, value in error.fields.items()},
+    }
+
+
+def result_shape(result: CommandResult) -> dict[str, Any]:
+    """Return the end of a command and its output; bytes that are not UTF-8 become U+FFFD."""
+    return {
+        "exit_code": result.exit_code,
+        "reason": result.reason.value,
+        "signal": result.signal,
+        "stdout": result.stdout,
+        "stderr": result.stderr,
+        "wall_s": result.wall_s,
+        "cpu_s": result.cpu_s,
+        "max_rss_bytes": result.max_rss_bytes,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return str(value)
 
 
 def when(moment_s: float | None) -> str:

@@ -7,18 +7,21 @@ from typing import Annotated
 import typer
 
 from worldfork import Sandbox
-from worldfork.cli.boundary import FAILED, OK, PARTIAL, exit_code, verb
+from worldfork.cli.boundary import OK, PARTIAL, exit_code, verb
 from worldfork.cli.printing import human_bytes, print_error, print_json, print_line, print_table, progress
-from worldfork.cli.sandboxes import AsJson
-from worldfork.cli.shapes import snapshot_shape, when
+from worldfork.cli.sandboxes import AsJson, remove_each
+from worldfork.cli.shapes import error_shape, snapshot_shape, when
 from worldfork.core.errors import WorldforkError
+from worldfork.lineage.place import place
 
 
 @verb
 def checkpoint(
     sandbox_id: Annotated[str, typer.Argument(metavar="ID", help="Id or name of a live sandbox.")],
     stop: Annotated[bool, typer.Option("--stop", help="End the sandbox once it is stored.")] = False,
-    durable: Annotated[bool, typer.Option("--durable", help="Return only when a crash of the machine cannot lose it.")] = False,
+    durable: Annotated[
+        bool, typer.Option("--durable", help="Wait until a crash of the machine cannot lose it.")
+    ] = False,
     label: Annotated[str | None, typer.Option(help="A note kept with the snapshot.")] = None,
     timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 300.0,
     as_json: AsJson = False,
@@ -29,7 +32,7 @@ def checkpoint(
             stop=stop, label=label, timeout=timeout, wait_until="completed" if durable else "local_ready"
         )
     if as_json:
-        print_json(snapshot_shape(info))
+        print_json(snapshot_shape(place().store.snapshot(info.snapshot_id)))
     else:
         print_line(info.snapshot_id)
 
@@ -47,7 +50,7 @@ def list_snapshots(
     """List the snapshots of this home, newest first; `snapshots rm ID...` removes some."""
     if context.invoked_subcommand is not None:
         return
-    found = [snapshot_shape(record) for record in all_snapshots()]
+    found = [snapshot_shape(record) for record in reversed(place().store.snapshots())]
     if as_json:
         print_json(found)
     elif quiet:
@@ -59,7 +62,7 @@ def list_snapshots(
                 facts["snapshot_id"],
                 facts["label"],
                 facts["state"],
-                facts["depth"],
+                facts["layers"],
                 human_bytes(facts["size_bytes"]),
                 facts["sandbox_id"],
                 when(facts["created_s"]),
@@ -92,15 +95,24 @@ def fork(
     whole = Sandbox.get_snapshot(source) if source.startswith("sn-") else Sandbox.connect(source)
     with progress(f"forking {count}", quiet=as_json):
         results = whole.fork(count, seeds=seed or None, max_concurrency=concurrency, detached=True)
-    shapes = [fork_shape(result) for result in results]
     if as_json:
-        print_json(shapes)
-    failed = [result.error for result in results if result.error is not None]
+        print_json(
+            [
+                {
+                    "index": result.index,
+                    "sandbox_id": None if result.sandbox is None else result.sandbox.sandbox_id,
+                    "error": None if result.error is None else error_shape(result.error),
+                }
+                for result in results
+            ]
+        )
+    failed: list[WorldforkError] = []
     for result in results:
         if result.error is not None:
+            failed.append(result.error)
             print_error(result.error, as_json=as_json)
-        elif not as_json:
+        elif result.sandbox is not None and not as_json:
             print_line(result.sandbox.sandbox_id)
     if not failed:
         return OK
-    return PARTIAL if len(failed) < len(shapes) else exit_code(failed[0])
+    return PARTIAL if len(failed) < len(results) else exit_code(failed[0])

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from worldfork.sandbox.probe import ProbeResult, probe
 
 import worldfork
-from worldfork.cli.boundary import OK, exit_code, verb
-from worldfork.cli.places import this_place
-from worldfork.cli.printing import print_json, print_line, print_table, progress
+from worldfork.cli.boundary import OK, PARTIAL, exit_code, verb
+from worldfork.cli.printing import note, print_json, print_line, print_table, progress
 from worldfork.cli.sandboxes import AsJson
 from worldfork.core.errors import ConfigError, DriverUnavailable
 from worldfork.core.settings import load_settings
-from worldfork.sandbox.probe import ProbeResult, probe
+from worldfork.lineage.place import place
 
 
 @verb
@@ -25,21 +26,17 @@ def doctor(as_json: AsJson = False) -> int:
     """Start real sandboxes in each way this machine offers; say what works and what mends the rest."""
     with progress("starting sandboxes", quiet=as_json):
         results = asyncio.run(probe(load_settings()))
-    cure = this_place().cure
-    remedies = [result.remedy or cure if not result.ok else "" for result in results]
     if as_json:
-        print_json(
-            [
-                {"name": result.name, "ok": result.ok, "detail": result.detail, "remedy": remedy}
-                for result, remedy in zip(results, remedies, strict=True)
-            ]
-        )
+        print_json([dataclasses.asdict(result) for result in results])
     else:
-        rows = [("works" if result.ok else "NOT", result.name, result.detail) for result in results]
-        print_table(("", "way", "detail"), rows)
-        for remedy in dict.fromkeys(filter(None, remedies)):
-            names = [result.name for result, its in zip(results, remedies, strict=True) if its == remedy]
-            print_line(f"\nFor {', '.join(names)}, try:\n  {remedy}")
+        print_table(
+            ("", "way", "detail"),
+            [("works" if result.ok else "NOT", result.name, result.detail) for result in results],
+        )
+        broken = [result for result in results if not result.ok]
+        for remedy in dict.fromkeys(result.remedy for result in broken if result.remedy):
+            names = ", ".join(result.name for result in broken if result.remedy == remedy)
+            print_line(f"\nFor {names}:\n  {remedy}")
     return OK if _starts(results) else exit_code(DriverUnavailable(""))
 
 
@@ -48,15 +45,45 @@ def _starts(results: list[ProbeResult]) -> bool:
 
 
 @verb
+def sweep(as_json: AsJson = False) -> int:
+    """Remove what dead owners left and what nothing uses any more. It also happens by itself at each start."""
+    with progress("sweeping", quiet=as_json):
+        here = place()
+        swept = here.sweep()
+        collected = here.store.collect()
+    failures = [*swept.failures, *collected.failures]
+    removed = {
+        "sandboxes": swept.holders,
+        "snapshots": swept.lost_snapshots,
+        "layers": [*swept.drafts, *collected.layers],
+        "leftovers": swept.leftovers,
+    }
+    if as_json:
+        print_json({**removed, "failures": [{"what": what, "why": why} for what, why in failures]})
+    else:
+        print_table(("removed", "count"), [(kind, len(found)) for kind, found in removed.items()])
+        for what, why in failures:
+            note(f"worldfork: {what} stays: {why}")
+    return PARTIAL if failures else OK
+
+
+@verb
 def bench(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Figures; by default all.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Figures, or how they begin.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few samples: shows that it works.")] = False,
+    home: Annotated[Path | None, typer.Option(help="Store of the benches, kept between runs.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Directory of task sets.")] = None,
+    set_up: Annotated[bool, typer.Option("--set-up", help="May install what a comparison needs, apart.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure. From a checkout: the programs lie in its bench/ directory, one for each figure of SPEC.md."""
+    """Measure, all figures or the named ones. From a checkout: each figure of SPEC.md has a program in bench/."""
     checkout = Path(worldfork.__file__).resolve().parents[2]
     if not (checkout / "bench" / "__main__.py").is_file():
         raise ConfigError("the benches are not part of the installed package", remedy="run this from a checkout")
-    arguments = [*(names or []), *(["--json"] if as_json else [])]
+    arguments = [*(names or [])]
+    arguments += ["--quick"] * quick + ["--set-up"] * set_up + ["--json"] * as_json
+    arguments += ["--home", str(home.absolute())] if home else []
+    arguments += ["--data", str(data.absolute())] if data else []
     # The bench takes this process over, so that nothing of the command line is in what it measures.
     os.chdir(checkout)
     os.execv(sys.executable, [sys.executable, "-m", "bench", *arguments])
