@@ -76,8 +76,8 @@ class CommandSpec:
             raise ConfigError(f"timeout_s must be above 0, not {self.timeout_s}", remedy="use None for no limit")
         if self.tty is not None and not all(0 <= size <= 0xFFFF for size in self.tty):
             raise ConfigError(f"not the size of a terminal: {self.tty}")
-        if not 0 <= self.drain_s <= 3600:
-            raise ConfigError(f"drain_s must be between 0 and 3600, not {self.drain_s}")
+        if not 0 <= self.drain_s <= 60:
+            raise ConfigError(f"drain_s must be between 0 and 60, not {self.drain_s}")
 
 
 @dataclass(frozen=True, slots=True)

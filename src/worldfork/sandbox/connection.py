@@ -229,9 +229,16 @@ class Connection(Transport):
         """Let the held commands start."""
         await self._call(wire.RELEASE)
 
-    async def freeze(self) -> bool:
-        """Stop every process but init; True once all of them stand still."""
-        return bool(wire.Cursor(await self._call(wire.FREEZE, late=lambda: self._undo(wire.THAW))).u32())
+    async def freeze(self) -> None:
+        """Stop every process but init until `thaw` or the end of this connection.
+
+        Raises:
+            SandboxError: some would not stop; none is left stopped.
+        """
+        answer = await self._call(wire.FREEZE, late=lambda: self._undo(wire.THAW))
+        if not wire.Cursor(answer).u32():
+            self._undo(wire.THAW)
+            raise SandboxError("the sandbox's processes could not all be stopped", sandbox_id=self.sandbox_id)
 
     async def thaw(self) -> None:
         """Let the stopped processes go on."""
