@@ -356,6 +356,19 @@ def test_what_was_granted_to_a_cancelled_caller_is_taken_back(
     run(test())
 
 
+def test_a_freeze_that_fails_is_an_error_and_is_undone() -> None:
+    async def test() -> None:
+        async with connected() as (connection, init):
+            task = asyncio.create_task(connection.freeze())
+            frame = await init.expect(wire.FREEZE)
+            await init.send(wire.frame(wire.REPLY, frame.channel, struct.pack("<I", 0)))
+            with pytest.raises(SandboxError, match="stopped"):
+                await task
+            await init.expect(wire.THAW)
+
+    run(test())
+
+
 def test_namespaces_come_as_descriptors() -> None:
     async def test() -> None:
         async with connected() as (connection, init):
