@@ -31,7 +31,7 @@ class Holder:
     snapshot_id: str | None = None
     """A snapshot that it uses with all its layers."""
     layers: tuple[str, ...] = ()
-    """Layers that it uses beyond those of the snapshot."""
+    """Layers that it uses; those of its snapshot may be among them or not."""
     facts: str = "{}"
     """What others may know of it, as JSON; the store does not look at it."""
     owner_id: str = ""
@@ -57,14 +57,11 @@ class Leases(OwnedStore):
         rows = []
         for holder in holders:
             _check_holder_id(holder.holder_id)
-            layers = json.dumps(holder.layers)
-            rows.append((holder.holder_id, holder.kind, holder.snapshot_id, layers, holder.facts, owner_id, now_s))
+            listed = json.dumps(holder.layers)
+            rows.append((holder.holder_id, holder.kind, holder.snapshot_id, listed, holder.facts, owner_id, now_s))
         with self.database.write() as db:
-            for snapshot_id in {row[2] for row in rows} - {None}:
-                if not db.execute("SELECT 1 FROM snapshots WHERE snapshot_id = ?", (snapshot_id,)).fetchone():
-                    raise NotFound(f"there is no snapshot {snapshot_id}", snapshot_id=snapshot_id)
-            for layers in {holder.layers for holder in holders if holder.layers}:
-                require_layers(db, layers, owner_id)
+            for snapshot_id, layers in {(holder.snapshot_id, holder.layers) for holder in holders}:
+                _require(db, snapshot_id, layers, owner_id)
             db.executemany(
                 f"INSERT INTO holders ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (holder_id) DO UPDATE SET kind = excluded.kind, snapshot_id = excluded.snapshot_id,"
@@ -133,6 +130,23 @@ class Leases(OwnedStore):
     def _living(self, db: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> list[str]:
         rows = db.execute(f"SELECT {_COLUMNS} FROM holders WHERE {condition}", values).fetchall()
         return [holder.holder_id for holder in map(_as_holder, rows) if self.is_living(holder)]
+
+
+def _require(db: sqlite3.Connection, snapshot_id: str | None, layers: tuple[str, ...], owner_id: str) -> None:
+    """Check within a transaction that a snapshot and layers exist."""
+    covered: set[str] = set()
+    if snapshot_id is not None:
+        row = db.execute(
+            "SELECT json_extract(record, '$.layers') FROM snapshots WHERE snapshot_id = ?", (snapshot_id,)
+        ).fetchone()
+        if row is None:
+            raise NotFound(f"there is no snapshot {snapshot_id}", snapshot_id=snapshot_id)
+        if layers:
+            # A snapshot that exists has its layers, and asking for each would make deep forks slow.
+            covered = set(json.loads(row[0] or "[]"))
+    others = [layer_id for layer_id in layers if layer_id not in covered]
+    if others:
+        require_layers(db, others, owner_id)
 
 
 def _check_holder_id(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from worldfork.core.errors import ConfigError, Locked, NotFound
+from worldfork.core.errors import ConfigError, Corrupt, Locked, NotFound
 from worldfork.core.ids import check_id
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store.failures import typed
@@ -138,5 +138,10 @@ class Snapshots(Layers, Leases):
             return dict(db.execute("SELECT name, snapshot_id FROM names ORDER BY name").fetchall())
 
 
-def _as_record(state: str, record: str) -> SnapshotRecord:
-    return dataclasses.replace(SnapshotRecord.from_json(record), state=state)
+def _as_record(state: str, text: str) -> SnapshotRecord:
+    try:
+        return dataclasses.replace(SnapshotRecord.from_json(text), state=state)
+    except (ValueError, TypeError, KeyError) as error:
+        raise Corrupt(
+            f"the record of a snapshot cannot be read: {error!r}", expected="a SnapshotRecord", actual=text[:200]
+        ) from error

@@ -8,7 +8,11 @@ from worldfork.core.clock import Clock
 from worldfork.core.errors import OutOfSpace
 from worldfork.store import ballast
 from worldfork.store.home import Home
-from worldfork.store.sweep import Sweeping
+from worldfork.store.layers import LayerDraft
+from worldfork.store.leases import Holder
+from worldfork.store.sweep import CollectReport, Sweeping, SweepReport
+
+__all__ = ["CollectReport", "Holder", "LayerDraft", "Store", "SweepReport"]
 
 _log = logging.getLogger("worldfork.store")
 
