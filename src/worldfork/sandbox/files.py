@@ -1,7 +1,7 @@
 """Files inside a sandbox: every path is resolved there, by a process with the command's user.
 
-Paths and names are text in which bytes that are not UTF-8 are surrogates (`os.fsdecode`). Relative paths
-begin at `working_dir`. Copying between the host and a sandbox: `sandbox/transfer.py`.
+Paths and names are text in which surrogates stand for bytes that are not UTF-8. Relative paths begin at
+`working_dir`. Copying between the host and a sandbox: `sandbox/upload.py` and `sandbox/download.py`.
 """
 
 from __future__ import annotations

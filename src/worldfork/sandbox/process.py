@@ -48,8 +48,8 @@ class Process:
 
     __slots__ = (
         "_credit",
+        "_end_waiters",
         "_failure",
-        "_finished",
         "_input",
         "_iterated",
         "_limited",
@@ -57,8 +57,10 @@ class Process:
         "_output",
         "_program",
         "_queue",
+        "_result",
         "_waiters",
         "channel",
+        "ended",
         "pid",
         "truncated_bytes",
     )
@@ -79,14 +81,12 @@ class Process:
         self._queue: deque[tuple[str, bytes]] = deque()
         self._credit = Credit()
         self._input = Input(channel, writable=writable)
-        self._finished: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
+        self.ended = False
+        """True once the command's end, or the connection's, is known."""
+        self._result: CommandResult | None = None
         self._failure: Callable[[], WorldforkError] | None = None
         self._waiters: list[asyncio.Future[None]] = []
-
-    @property
-    def ended(self) -> bool:
-        """True once the command's end, or the connection's, is known."""
-        return self._finished.done()
+        self._end_waiters: list[asyncio.Future[None]] = []
 
     async def wait(self) -> CommandResult:
         """Wait for the end. Cancelling the wait leaves the command alone.
@@ -99,19 +99,26 @@ class Process:
         """
         if self._output is None and not self._iterated:
             self._drop_output()
-        return await asyncio.shield(self._finished)
+        if not self.ended:
+            await _next(self._end_waiters)
+        if self._failure is not None:
+            raise self._failure()
+        if self._result is None:
+            raise SandboxError("the process still runs", remedy="attach with follow=True")
+        return self._result
 
     def __aiter__(self) -> Process:
         self._iterated = True
         return self
 
     async def __anext__(self) -> tuple[str, bytes]:
+        self._iterated = True
         while not self._queue:
-            if self._finished.done():
+            if self.ended:
                 if self._failure is not None:
                     raise self._failure()
                 raise StopAsyncIteration
-            await self._change()
+            await _next(self._waiters)
         item = self._queue.popleft()
         self._grant(len(item[1]))
         return item
@@ -123,14 +130,14 @@ class Process:
             BrokenPipeError: the command ended, or its input was closed, before it took everything.
             SandboxDied: the sandbox or the connection ended first.
         """
-        while self._input.busy and not self._finished.done():
-            await self._change()
+        while self._input.busy and not self.ended:
+            await _next(self._waiters)
         self._check_stdin()
         self._input.give(data)
         try:
             self._pump()
             while self._input.busy:
-                await self._change()
+                await _next(self._waiters)
                 self._check_stdin()
         finally:
             self._input.abandon()
@@ -138,7 +145,7 @@ class Process:
 
     def close_stdin(self) -> None:
         """Send the end of input after what was written. May be called twice."""
-        if not self._input.closed and not self._finished.done():
+        if not self._input.closed and not self.ended:
             self._input.close()
             self._pump()
 
@@ -156,7 +163,7 @@ class Process:
         """
         if not 1 <= number <= MAX_SIGNAL:
             raise ConfigError(f"signals are numbered 1 to {MAX_SIGNAL}, not {number}")
-        if not self._finished.done():
+        if not self.ended:
             self._link.send(wire.signal_frame(self.channel, number, tree=tree))
 
     def kill(self) -> None:
@@ -165,14 +172,14 @@ class Process:
 
     def detach(self) -> None:
         """Stop following it. A kept command lives on; any other is killed."""
-        if not self._finished.done():
+        if not self.ended:
             self._link.send(wire.frame(wire.DETACH, self.channel))
             self._link.forget(self.channel)
             self.fail(lambda: SandboxError("detached from this process", remedy="attach to its pid to follow it"))
 
     def resize(self, rows: int, columns: int) -> None:
         """Tell the command's terminal its new size."""
-        if not self._finished.done():
+        if not self.ended:
             self._link.send(wire.frame(wire.RESIZE, self.channel, struct.pack("<HH", rows, columns)))
 
     async def started(self) -> None:
@@ -181,8 +188,8 @@ class Process:
         Raises:
             SandboxError: the request was refused.
         """
-        while not self.pid and not self._finished.done():
-            await self._change()
+        while not self.pid and not self.ended:
+            await _next(self._waiters)
         if self._failure is not None:
             raise self._failure()
 
@@ -192,9 +199,11 @@ class Process:
         self._drop_output()
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
-        while not self._finished.done() and (left_s := deadline_s - loop.time()) > 0:
+        end = loop.create_future()
+        self._end_waiters.append(end)
+        while not self.ended and (left_s := deadline_s - loop.time()) > 0:
             try:
-                await asyncio.wait((self._finished,), timeout=left_s)
+                await asyncio.wait((end,), timeout=left_s)
             except asyncio.CancelledError:
                 # The caller is to pass on the first cancellation; until the tree is gone, more change nothing.
                 continue
@@ -217,18 +226,16 @@ class Process:
         elif kind == wire.TRUNCATED:
             self.truncated_bytes += wire.Cursor(payload).take(_U64)[0]
         elif kind == wire.REPLY:
-            self._leave_running()
+            self._close()  # a replay that does not follow: the command runs on
         else:
             raise wire.MalformedFrame(f"a command cannot send a frame of type {kind}")
-        return self._finished.done()
+        return self.ended
 
     def fail(self, failure: Callable[[], WorldforkError]) -> None:
         """End with an error, made anew for each caller that meets it."""
-        if not self._finished.done():
+        if not self.ended:
             self._failure = failure
-            self._finished.set_exception(failure())
-            self._finished.exception()  # counts as seen: nobody has to wait for a process
-            self._notify()
+            self._close()
 
     def _take(self, stream: str, data: bytes) -> None:
         if self._output is not None:
@@ -248,7 +255,7 @@ class Process:
         self._queue.clear()
 
     def _grant(self, size_bytes: int) -> None:
-        if (grant_bytes := self._credit.taken(size_bytes)) and not self._finished.done():
+        if (grant_bytes := self._credit.taken(size_bytes)) and not self.ended:
             self._link.send(wire.u32_frame(wire.CREDIT, self.channel, grant_bytes))
 
     def _pump(self) -> None:
@@ -258,13 +265,13 @@ class Process:
     def _check_stdin(self) -> None:
         if self._failure is not None:
             raise self._failure()
-        if self._finished.done() or self._input.closed:
+        if self.ended or self._input.closed:
             raise BrokenPipeError(errno.EPIPE, "the command takes no more input")
 
     def _finish(self, ending: wire.Ending) -> None:
         output = self._output or Output(0)
-        self._finished.set_result(command_result(ending, output, self._program, limited=self._limited))
-        self._notify()
+        self._result = command_result(ending, output, self._program, limited=self._limited)
+        self._close()
 
     def _refuse(self, number: int, text: str) -> None:
         if number in _EXHAUSTED:
@@ -273,20 +280,24 @@ class Process:
         name, sandbox_id = os.fsdecode(self._program), self._link.sandbox_id
         self.fail(lambda: SandboxError(f"{name}: {text or os.strerror(number)}", sandbox_id=sandbox_id, errno=number))
 
-    def _leave_running(self) -> None:
-        """The end of a replay that does not follow: the iteration ends, the command does not."""
-        self._finished.set_exception(SandboxError("the process still runs", remedy="attach with follow=True"))
-        self._finished.exception()
+    def _close(self) -> None:
+        self.ended = True
         self._notify()
-
-    async def _change(self) -> None:
-        """Wait for the next event of this process."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
+        _wake(self._end_waiters)
 
     def _notify(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        _wake(self._waiters)
+
+
+async def _next(waiters: list[asyncio.Future[None]]) -> None:
+    """Wait until the next `_wake` of this list."""
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waiters.append(waiter)
+    await waiter
+
+
+def _wake(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+    waiters.clear()

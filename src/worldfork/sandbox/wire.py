@@ -6,7 +6,6 @@ its payload. A text is a u32 length and its bytes. Nothing here does input or ou
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -131,8 +130,8 @@ def frame(kind: int, channel: int, payload: bytes | memoryview = b"", flags: int
 
 
 def text(value: str | bytes) -> bytes:
-    """A text of the protocol: its length, then its bytes."""
-    raw = value if isinstance(value, bytes) else os.fsencode(value)
+    """A text of the protocol: its length, then its bytes. Surrogates stand for bytes that are not UTF-8."""
+    raw = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
     return _U32.pack(len(raw)) + raw
 
 
@@ -250,8 +249,8 @@ class Cursor:
         return self._data[start : self._position]
 
     def text(self) -> str:
-        """The next text; bytes that are not UTF-8 become surrogates, as in `os.fsdecode`."""
-        return os.fsdecode(self.raw_text())
+        """The next text; bytes that are not UTF-8 become surrogates."""
+        return self.raw_text().decode("utf-8", "surrogateescape")
 
 
 def read_error(payload: bytes) -> tuple[int, str]:
