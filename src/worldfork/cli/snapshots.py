@@ -13,6 +13,7 @@ from worldfork.cli.sandboxes import AsJson, remove_each
 from worldfork.cli.shapes import error_shape, snapshot_shape, when
 from worldfork.core.errors import WorldforkError
 from worldfork.lineage.place import place
+from worldfork.records.snapshot import SnapshotRecord
 
 
 @verb
@@ -37,6 +38,11 @@ def checkpoint(
         print_line(info.snapshot_id)
 
 
+def all_snapshots() -> list[SnapshotRecord]:
+    """Return what this home holds, the newest first."""
+    return place().store.snapshots()[::-1]
+
+
 snapshots = typer.Typer(help="List snapshots, or remove them with `rm`.", invoke_without_command=True)
 
 
@@ -50,7 +56,7 @@ def list_snapshots(
     """List the snapshots of this home, newest first; `snapshots rm ID...` removes some."""
     if context.invoked_subcommand is not None:
         return
-    found = [snapshot_shape(record) for record in reversed(place().store.snapshots())]
+    found = [snapshot_shape(record) for record in all_snapshots()]
     if as_json:
         print_json(found)
     elif quiet:

@@ -1,0 +1,132 @@
+"""A played library for the verbs: it records what it was asked and answers from a script."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from worldfork.core.errors import NotFound, WorldforkError
+from worldfork.records.sandbox import Limits, SandboxInfo, SandboxStatus
+from worldfork.records.snapshot import SnapshotRecord
+from worldfork.sandbox.command import CommandResult, Reason
+
+
+def sandbox_info(sandbox_id: str = "sb-a", **changes: Any) -> SandboxInfo:
+    facts: dict[str, Any] = {
+        "sandbox_id": sandbox_id,
+        "name": "",
+        "status": SandboxStatus.RUNNING,
+        "driver": "namespace",
+        "base": "host",
+        "network": "none",
+        "limits": Limits(),
+        "snapshot_id": None,
+        "created_at": 1_700_000_000.0,
+        "detached": True,
+        "fork_index": 0,
+        "seed": 0,
+        "layers": 1,
+    }
+    return SandboxInfo(**{**facts, **changes})
+
+
+def snapshot_record(snapshot_id: str = "sn-a", **changes: Any) -> SnapshotRecord:
+    facts: dict[str, Any] = {
+        "snapshot_id": snapshot_id,
+        "parent_id": None,
+        "sandbox_id": "sb-a",
+        "created_s": 1_700_000_000.0,
+        "kind": "filesystem",
+        "state": "ready",
+        "form": "trusted",
+        "base": {"kind": "host"},
+        "layers": ("ly-b", "ly-a"),
+    }
+    return SnapshotRecord(**{**facts, **changes})
+
+
+def command_result(**changes: Any) -> CommandResult:
+    facts: dict[str, Any] = {
+        "exit_code": 0,
+        "stdout_bytes": b"out\n",
+        "stderr_bytes": b"",
+        "reason": Reason.EXITED,
+        "signal": None,
+        "wall_s": 0.1,
+        "cpu_s": 0.05,
+        "max_rss_bytes": 1 << 20,
+    }
+    return CommandResult(**{**facts, **changes})
+
+
+@dataclass
+class PlayedFork:
+    index: int
+    sandbox: PlayedSandbox | None = None
+    error: WorldforkError | None = None
+
+
+@dataclass
+class PlayedSandbox:
+    """Stands where `Sandbox` does. Ids that hold "missing" are not found."""
+
+    sandbox_id: str
+    calls: ClassVar[list[tuple[str, Any]]] = []
+    result: ClassVar[CommandResult] = command_result()
+    live: ClassVar[list[SandboxInfo]] = []
+    failing_forks: ClassVar[set[int]] = set()
+    snapshot_id: str = field(default="sn-new")
+
+    @classmethod
+    def note(cls, name: str, facts: Any = None) -> None:
+        cls.calls.append((name, facts))
+
+    @classmethod
+    def create(cls, **options: Any) -> PlayedSandbox:
+        cls.note("create", options)
+        return cls("sb-new")
+
+    @classmethod
+    def connect(cls, sandbox_id: str) -> PlayedSandbox:
+        if "missing" in sandbox_id:
+            raise NotFound(f"there is no sandbox {sandbox_id!r}", remedy="worldfork ls")
+        return cls(sandbox_id)
+
+    @classmethod
+    def get_snapshot(cls, snapshot_id: str) -> PlayedSandbox:
+        return cls.connect(snapshot_id)
+
+    @classmethod
+    def delete_snapshot(cls, snapshot_id: str) -> None:
+        cls.connect(snapshot_id)
+        cls.note("delete_snapshot", snapshot_id)
+
+    @classmethod
+    def list(cls) -> list[SandboxInfo]:
+        return cls.live
+
+    def info(self) -> SandboxInfo:
+        return sandbox_info(self.sandbox_id)
+
+    def close(self) -> None:
+        self.note("close", self.sandbox_id)
+
+    def terminate(self) -> None:
+        self.note("terminate", self.sandbox_id)
+
+    def run(self, command: str, args: list[str], **options: Any) -> CommandResult:
+        self.note("run", (command, args, options))
+        return self.result
+
+    def checkpoint(self, **options: Any) -> PlayedSandbox:
+        self.note("checkpoint", options)
+        return self
+
+    def fork(self, n: int, **options: Any) -> list[PlayedFork]:
+        self.note("fork", (self.sandbox_id, n, options))
+        return [
+            PlayedFork(index, error=NotFound("the layer went"))
+            if index in self.failing_forks
+            else PlayedFork(index, PlayedSandbox(f"sb-{index}"))
+            for index in range(n)
+        ]
