@@ -270,7 +270,7 @@ int launch_main(void)
 	c.peer_uid = geteuid();
 	c.detached = plan_is(&plan, "detached", "1");
 	c.lifetime_ms = plan_number(&plan, "lifetime_ms", 0);
-	c.lock_fd = open(lock, O_RDWR | O_CLOEXEC);
+	c.lock_fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 	if (c.lock_fd < 0)
 		die("opening the lock %s", lock);
 	c.listen_fd = listen_in(run);

@@ -51,6 +51,8 @@ static char *read_all(int fd)
 			break;
 		used += (size_t)got;
 	}
+	/* An open mountinfo keeps the root that it was opened under busy. */
+	close(fd);
 	text[used] = '\0';
 	return text;
 }
@@ -161,8 +163,8 @@ static int pivot_onto(int root_fd)
 }
 
 /* Puts everything back onto the old root after a failure at `step`. */
-static void undo(const struct specials *list, int old_fd, int pivoted,
-		 const char *step)
+static void undo(const struct specials *list, int old_fd, int new_fd,
+		 int pivoted, const char *step)
 {
 	int error = errno;
 	char failed[300] = "";
@@ -173,6 +175,7 @@ static void undo(const struct specials *list, int old_fd, int pivoted,
 		die("reroot: lost: pivoting back, after %s", step);
 	if (!pivoted && fchdir(old_fd) < 0)
 		die("reroot: lost: chdir, after %s", step);
+	close(new_fd);
 	if (umount2(".", 0) < 0)
 		die("reroot: lost: unmounting the new root, after %s", step);
 	errno = error;
@@ -191,9 +194,9 @@ static void swap_roots(int new_fd, int mountinfo)
 	if (wf_move_mount(new_fd, "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH) < 0)
 		die("reroot: attaching the new root");
 	if (move_specials(&list, new_fd, failed, sizeof(failed)) < 0)
-		undo(&list, old_fd, 0, failed);
+		undo(&list, old_fd, new_fd, 0, failed);
 	if (pivot_onto(new_fd) < 0)
-		undo(&list, old_fd, 0, "pivot_root");
+		undo(&list, old_fd, new_fd, 0, "pivot_root");
 	close(old_fd);
 	/* Never lazily: that it can be unmounted proves that no writer is
 	 * left on the upper that is now a layer. */
@@ -203,7 +206,7 @@ static void swap_roots(int new_fd, int mountinfo)
 		/* "/.." climbs onto what is stacked on the root. */
 		old_fd = open("/..", O_PATH | O_DIRECTORY | O_CLOEXEC);
 		errno = error;
-		undo(&list, old_fd, 1, "unmounting the old root");
+		undo(&list, old_fd, new_fd, 1, "unmounting the old root");
 	}
 }
 

@@ -98,9 +98,8 @@ class SandboxFacts:
     fork_index: int = 0
     seed: int = 0
     owner_id: str = ""
-    copied: str | None = None
-    """The layer that holds a copy of the present upper, made while processes ran; see `lineage.capture`."""
-    rename_base_dirs: bool = True
+    network_env: dict[str, str] = field(default_factory=dict)
+    """Variables that came with the host's network; never stored in a snapshot."""
 
     def to_json(self) -> str:
         """Return one line of JSON."""

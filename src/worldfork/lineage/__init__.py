@@ -1,0 +1,1 @@
+"""Checkpoint, restore, fork, identity: where the store and live sandboxes meet."""

@@ -1,0 +1,340 @@
+"""`AsyncSandbox`: the life of a sandbox, as coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from worldfork.core.errors import ConfigError, NotFound
+from worldfork.lineage.arguments import check_foreign, choose_base, start_options
+from worldfork.lineage.calls import Calls
+from worldfork.lineage.checkpoint import checkpoint, left_out
+from worldfork.lineage.fork import fork_snapshot
+from worldfork.lineage.grounds import base_snapshot
+from worldfork.lineage.identity import choose_seeds
+from worldfork.lineage.live import Live
+from worldfork.lineage.place import Place, is_open, place
+from worldfork.lineage.snapshots import ForkResult, ForkResults, SnapshotInfo, snapshot_info, wait_durable
+from worldfork.lineage.starting import start
+from worldfork.records.sandbox import SandboxFacts, SandboxInfo, SandboxStatus
+from worldfork.records.snapshot import CheckpointType, SnapshotWaitCondition
+from worldfork.store.store import Holder
+
+
+class AsyncSandbox(Calls):
+    """A live, isolated place that runs commands. Made by `create`, `connect` or a fork, never directly.
+
+    It ends with `terminate`, with its `async with` block, or with this process, unless it was made detached.
+    """
+
+    def __init__(self, live: Live, *, owned: bool) -> None:
+        self._live = live
+        self._owned = owned
+        self.bind_outcome = "created" if owned else "attached"
+        """How `get_or_create` came by it."""
+
+    @classmethod
+    async def create(
+        cls,
+        image: str | None = None,
+        cpus: float | None = None,
+        memory_mb: int | None = None,
+        disk_mb: int | None = None,
+        *,
+        timeout_secs: float | None = None,
+        allow_internet_access: bool | None = None,
+        snapshot_id: str | None = None,
+        name: str | None = None,
+        wait: bool = True,
+        base: str | None = None,
+        network: str | None = None,
+        pids: int | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        working_dir: str | None = None,
+        detached: bool = False,
+        seed: int | None = None,
+        **foreign: Any,
+    ) -> Self:
+        """Start a sandbox: a fresh one on a base, or a restore of `snapshot_id`.
+
+        Args:
+            image, base: `host` (default: this machine's userland, private) or `dir:PATH` (a root file system).
+            cpus, memory_mb, disk_mb, pids: limits; a fresh one has 1 core, 1024 MiB and 1024 processes, a restore
+                its snapshot's.
+            timeout_secs: the sandbox ends by itself after so many seconds.
+            network, allow_internet_access: "host" or "none". A fresh one has the host's network by default; a restore
+                never inherits it.
+            name: shown in lists, and its host name; `get_or_create` finds it.
+            detached: it outlives this process, until `terminate`.
+            seed: WORLDFORK_SEED inside; random by default.
+
+        Raises:
+            ConfigError: an argument is wrong; nothing was started.
+            NotFound: no such snapshot.
+            DriverUnavailable, LaunchFailed, OutOfSpace: with the remedy.
+        """
+        del wait  # a sandbox here is ready when it exists
+        driver = foreign.pop("driver", "namespace")
+        extra = {key: foreign.pop(key) for key in ("host_settings", "allow_changed_base") if key in foreign}
+        check_foreign(foreign)
+        if snapshot_id is not None and (image is not None or base is not None):
+            raise ConfigError("a snapshot brings its own base", remedy="leave out image and base")
+        options = start_options(
+            fresh=snapshot_id is None,
+            name=name,
+            network=network,
+            allow_internet_access=allow_internet_access,
+            cpus=cpus,
+            memory_mb=memory_mb,
+            disk_mb=disk_mb,
+            pids=pids,
+            env=env,
+            user=user,
+            working_dir=working_dir,
+            detached=detached,
+            timeout_secs=timeout_secs,
+            driver=driver,
+            **extra,
+        )
+        here = await _here()
+        if snapshot_id is None:
+            record = await base_snapshot(here, choose_base(image, base))
+        else:
+            record = await here.work(lambda: here.store.snapshot(snapshot_id))
+        chosen = choose_seeds(None if seed is None else [seed], 1)[0]
+        return cls(await start(here, record, options, seed=chosen), owned=True)
+
+    @classmethod
+    async def connect(cls, sandbox_id: str, **foreign: Any) -> Self:
+        """Attach to a live sandbox by id or name, of this process or another.
+
+        Raises:
+            NotFound: no live sandbox is called so.
+        """
+        check_foreign(foreign)
+        here = await _here()
+        known = here.live.get(sandbox_id)
+        if known is not None and not known.over:
+            return cls(known, owned=False)
+        holder = await here.work(lambda: _find(here, sandbox_id))
+        known = here.live.get(holder.holder_id)
+        if known is None or known.over:
+            known = Live(here, SandboxFacts.from_json(holder.facts))
+        return cls(known, owned=False)
+
+    @classmethod
+    async def get_or_create(cls, name: str, **arguments: Any) -> Self:
+        """Attach to the live sandbox of this name, or create it. One is made, however many ask at once."""
+        arguments.pop("resume", None)
+        here = await _here()
+        async with here.single_flight(f"sandbox:{name}"):
+            try:
+                return await cls.connect(name)
+            except NotFound:
+                return await cls.create(name=name, **arguments)
+
+    @classmethod
+    async def list(cls, **foreign: Any) -> list[SandboxInfo]:
+        """Return the live sandboxes of this home, of all processes, oldest first."""
+        check_foreign(foreign)
+        here = await _here()
+        return await here.work(lambda: [_info(SandboxFacts.from_json(holder.facts)) for holder in _living(here)])
+
+    @classmethod
+    async def get_snapshot(cls, snapshot_id: str, **foreign: Any) -> SnapshotInfo:
+        """Return a snapshot.
+
+        Raises:
+            NotFound: there is none of this id.
+        """
+        check_foreign(foreign)
+        here = await _here()
+        return snapshot_info(await here.work(lambda: here.store.snapshot(snapshot_id)))
+
+    @classmethod
+    async def delete_snapshot(cls, snapshot_id: str, **foreign: Any) -> None:
+        """Delete a snapshot, and the layers that nothing else uses.
+
+        Raises:
+            NotFound: there is none of this id. Locked: live sandboxes started from it; `holders` names them.
+        """
+        check_foreign(foreign)
+        here = await _here()
+        await here.work(lambda: here.store.delete_snapshot(snapshot_id))
+        await here.work(here.store.collect)
+        here.tidy_soon()
+
+    @classmethod
+    async def list_all_snapshots(cls) -> list[SnapshotInfo]:
+        """Return every snapshot of this home, oldest first."""
+        here = await _here()
+        return [snapshot_info(record) for record in await here.work(here.store.snapshots)]
+
+    @classmethod
+    async def fork_snapshot(
+        cls,
+        snapshot_id: str,
+        n: int = 1,
+        *,
+        seeds: Sequence[int] | str | None = None,
+        max_concurrency: int | None = None,
+        **options: Any,
+    ) -> ForkResults[Self]:
+        """Start `n` sandboxes from a snapshot: for each child a sandbox or its error.
+
+        Args:
+            seeds: "independent" (default), "common", or one for each.
+            max_concurrency: how many start at a time; by default twice the processors.
+            options: as for `create`, where they make sense for a restore.
+
+        Raises:
+            NotFound: no such snapshot. ConfigError: an argument is wrong.
+        """
+        here = await _here()
+        chosen = start_options(fresh=False, **options)
+        record = await here.work(lambda: here.store.snapshot(snapshot_id))
+        children = await fork_snapshot(here, record, n, chosen, seeds=seeds, max_concurrency=max_concurrency)
+        return ForkResults([
+            ForkResult(index, None, child) if isinstance(child, Exception) else
+            ForkResult(index, cls(child, owned=True), None)
+            for index, child in enumerate(children)
+        ])  # fmt: skip
+
+    async def fork(self, n: int = 1, **options: Any) -> ForkResults[Self]:
+        """Checkpoint this live sandbox and start `n` from the snapshot; it goes on untouched."""
+        snapshot = await self.checkpoint()
+        return await type(self).fork_snapshot(snapshot.snapshot_id, n, **options)
+
+    async def checkpoint(
+        self,
+        wait: bool = True,
+        timeout: float = 300,
+        poll_interval: float = 1.0,
+        checkpoint_type: CheckpointType | str | None = None,
+        wait_until: SnapshotWaitCondition | str = SnapshotWaitCondition.LOCAL_READY,
+        *,
+        stop: bool = False,
+        label: str | None = None,
+    ) -> SnapshotInfo:
+        """Freeze the disk into a snapshot. The sandbox goes on, unless `stop`.
+
+        Args:
+            wait_until: "local_ready" returns when the snapshot can be forked; "completed" when it survives a crash of
+                the machine too, which otherwise follows in the background.
+            timeout: seconds to wait, for the whole.
+            wait, poll_interval: as the mirrored SDK has them; the call always waits for the snapshot.
+
+        Raises:
+            NotCapturable: memory checkpoints need the microVM driver.
+        """
+        del wait, poll_interval
+        kind = CheckpointType(checkpoint_type or CheckpointType.FILESYSTEM)
+        if kind is not CheckpointType.FILESYSTEM:
+            raise ConfigError("the namespace driver stores file systems only", remedy="use CheckpointType.FILESYSTEM")
+        until = SnapshotWaitCondition(wait_until)
+        async with asyncio.timeout(timeout):
+            notes = await left_out(self._live)
+            record, timing = await checkpoint(self._live, stop=stop, label=label)
+            if until is SnapshotWaitCondition.COMPLETED:
+                here = self._live.place
+                await wait_durable(here.durability(record.snapshot_id))
+                record = await here.work(lambda: here.store.snapshot(record.snapshot_id))
+        return snapshot_info(record, warnings=notes, pause_s=timing.pause_s, total_s=timing.total_s)
+
+    async def list_snapshots(self) -> list[SnapshotInfo]:
+        """Return the snapshots taken of this sandbox, oldest first."""
+        here = self._live.place
+        records = await here.work(here.store.snapshots)
+        return [snapshot_info(record) for record in records if record.sandbox_id == self.sandbox_id]
+
+    async def info(self) -> SandboxInfo:
+        """Return what this sandbox is and does now."""
+        if not self._live.alive():
+            return _info(self._live.facts, SandboxStatus.TERMINATED)
+        told = await (await self._live.connection()).info()
+        return _info(
+            self._live.facts, SandboxStatus.RUNNING, commands=told.running_commands, processes=told.processes
+        )
+
+    async def status(self) -> SandboxStatus:
+        """Return RUNNING or TERMINATED."""
+        return SandboxStatus.RUNNING if self._live.alive() else SandboxStatus.TERMINATED
+
+    async def terminate(self) -> None:
+        """End the sandbox: every process, mount, cgroup and file of it is gone afterwards. Idempotent."""
+        await self._live.end()
+
+    def close(self) -> None:
+        """Let go of a sandbox that this handle only attached to; it lives on."""
+        if not self._owned:
+            self._live.close()
+
+    @property
+    def sandbox_id(self) -> str:
+        """Its id."""
+        return self._live.sandbox_id
+
+    @property
+    def name(self) -> str:
+        """Its name; its id where it was given none."""
+        return self._live.facts.name
+
+    @property
+    def fork_index(self) -> int:
+        """Which child of its fork it is, from 0."""
+        return self._live.facts.fork_index
+
+    @property
+    def seed(self) -> int:
+        """WORLDFORK_SEED inside."""
+        return self._live.facts.seed
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._owned:
+            await self.terminate()
+        else:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.sandbox_id!r})"
+
+
+async def _here() -> Place:
+    # Opening takes disk; once it is open, asking for it costs nothing.
+    return place() if is_open() else await asyncio.get_running_loop().run_in_executor(None, place)
+
+
+def _living(here: Place) -> Iterator[Holder]:
+    return (holder for holder in here.store.holders() if here.store.is_alive(holder.holder_id))
+
+
+def _find(here: Place, wanted: str) -> Holder:
+    for holder in _living(here):
+        if wanted in (holder.holder_id, SandboxFacts.from_json(holder.facts).name):
+            return holder
+    raise NotFound(f"no live sandbox is called {wanted!r}", remedy="see `worldfork ls`", sandbox_id=wanted)
+
+
+def _info(facts: SandboxFacts, status: SandboxStatus = SandboxStatus.RUNNING, **now: int) -> SandboxInfo:
+    return SandboxInfo(
+        sandbox_id=facts.sandbox_id,
+        name=facts.name,
+        status=status,
+        driver=facts.driver,
+        base=f"dir:{facts.base.path}" if facts.base.kind == "dir" else facts.base.kind,
+        network=facts.network,
+        limits=facts.limits,
+        snapshot_id=facts.snapshot_id,
+        created_at=facts.created_s,
+        detached=facts.detached,
+        fork_index=facts.fork_index,
+        seed=facts.seed,
+        layers=len(facts.layers),
+        timeout_secs=facts.timeout_s,
+        **now,
+    )

@@ -1,0 +1,255 @@
+"""Freezing a sandbox into a snapshot: by taking its upper away, or by copying it while processes stand still."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from worldfork.core.errors import NotCapturable, NotFound, PathError, SandboxError
+from worldfork.core.ids import new_id
+from worldfork.lineage.capture import Capture, Copied, copy_upper, is_untouched
+from worldfork.lineage.live import Live
+from worldfork.lineage.starting import ground_of, holder_of, make_upper
+from worldfork.records.sandbox import SandboxFacts
+from worldfork.records.snapshot import SnapshotRecord
+from worldfork.sandbox.connection import Connection
+from worldfork.sandbox.files import list_directory
+
+_HOLD_S = 300.0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where a checkpoint's time went, in seconds."""
+
+    pause_s: float
+    """How long nothing could run in the sandbox."""
+    total_s: float
+    copied: bool
+    """Whether the upper was copied, because processes ran."""
+
+
+async def checkpoint(live: Live, *, stop: bool = False, label: str | None = None) -> tuple[SnapshotRecord, Timing]:
+    """Freeze a sandbox's disk into a snapshot that can be forked at once; durability follows in the background.
+
+    The sandbox goes on running. When only its init runs, its upper becomes the layer and it continues on a new
+    one; when commands run, they are stopped while the upper is copied. With `stop` everything in it is killed
+    and the sandbox ends.
+
+    Raises:
+        SandboxDied: it is gone; OutOfSpace, StoreError: nothing was stored and the sandbox is as before.
+    """
+    began = time.monotonic()
+    if stop:
+        record, timing = await _stop_and_take(live, label, began)
+    else:
+        connection = await live.connection()
+        async with _held(connection) as idle:
+            live.facts = await live.place.work(lambda: _known_facts(live))
+            paused = time.monotonic()
+            record, copied = await _take(live, connection, idle, label)
+            timing = Timing(time.monotonic() - paused, time.monotonic() - began, copied)
+    live.place.make_durable(record.snapshot_id, live.sync_descriptor())
+    return record, timing
+
+
+async def left_out(live: Live) -> tuple[str, ...]:
+    """Return what a snapshot of the disk will not hold although it is there: /dev/shm is memory."""
+    connection = await live.connection()
+    try:
+        records = await list_directory(connection, "/dev/shm")
+    except PathError:
+        return ()
+    if not records:
+        return ()
+    return (f"/dev/shm holds {len(records)} entries, which are memory and not in a filesystem snapshot",)
+
+
+@contextlib.asynccontextmanager
+async def _held(connection: Connection) -> AsyncIterator[bool]:
+    """Keep new commands waiting; yields whether nothing but init runs."""
+    report = await connection.hold(_HOLD_S)
+    try:
+        yield report.running_commands == 0 and report.other_processes == 0
+    finally:
+        with contextlib.suppress(SandboxError):
+            await asyncio.shield(connection.release())
+
+
+def _known_facts(live: Live) -> SandboxFacts:
+    """Read what another handle's checkpoint may have changed."""
+    return SandboxFacts.from_json(live.place.store.holder(live.sandbox_id).facts)
+
+
+async def _take(live: Live, connection: Connection, idle: bool, label: str | None) -> tuple[SnapshotRecord, bool]:
+    place, facts = live.place, live.facts
+    ground = ground_of(place, facts)
+    if is_untouched(ground.upper, ground.layers[0]):
+        record = _record(facts, facts.layers, label)
+        await place.work(lambda: place.store.publish(record, ()))
+        return record, False
+    if idle:
+        with contextlib.suppress(NotCapturable):
+            return await _take_upper(live, connection, label), False
+    return await _copy_upper(live, connection, label), True
+
+
+async def _take_upper(live: Live, connection: Connection, label: str | None) -> SnapshotRecord:
+    """Turn the upper into a layer and move the sandbox onto a new one over it."""
+    place, before = live.place, live.facts
+    draft = await place.work(lambda: place.store.begin_layer(form=before.form))
+    after = replace(before, layers=(draft.layer_id, *before.layers), generation=before.generation + 1)
+    upper = ground_of(place, before).upper
+
+    def move() -> None:
+        os.rename(upper, draft.path)
+        make_upper(ground_of(place, after))
+        # The sandbox's lease on the layer is taken before it stands on it.
+        place.store.hold([holder_of(after)])
+
+    def move_back() -> None:
+        place.store.hold([holder_of(before)])
+        os.rename(draft.path, upper)
+        place.store.abandon_layer(draft.layer_id)
+        for name in (f"upper.{after.generation}", f"work.{after.generation}"):
+            place.store.trash(Path(before.run) / name)
+
+    await place.work(move)
+    namespaces = await connection.nsfds()
+    try:
+        dropped = await place.driver.reroot(before, ground_of(place, after), namespaces)
+    except BaseException as error:
+        if not _is_dead(error):
+            await asyncio.shield(place.work(move_back))
+        raise
+    finally:
+        for fd in namespaces:
+            os.close(fd)
+    live.facts = after
+    record = _record(before, after.layers, label)
+
+    def publish() -> None:
+        place.store.publish(record, [draft.layer_id])
+
+    await place.work(publish)
+    dropped.add_done_callback(lambda _: _drop_work(live, before.generation))
+    return record
+
+
+def _is_dead(error: BaseException) -> bool:
+    return isinstance(error, SandboxError) and error.code == "sandbox_died"
+
+
+def _drop_work(live: Live, generation: int) -> None:
+    if not live.over:
+        with contextlib.suppress(OSError):
+            live.place.store.trash(Path(live.facts.run) / f"work.{generation}")
+        live.place.tidy_soon()
+
+
+async def _copy_upper(live: Live, connection: Connection, label: str | None) -> SnapshotRecord:
+    """Copy the upper while its processes stand still; the sandbox keeps its own."""
+    place, facts = live.place, live.facts
+    notes = Path(facts.run) / f"copied.{facts.generation}"
+    last = await place.work(lambda: _usable(live, Copied.load(notes)))
+    draft = await place.work(lambda: place.store.begin_layer(form=facts.form))
+    upper = Path(ground_of(place, facts).upper)
+    try:
+        await connection.freeze()
+        try:
+            writable = set(await connection.mapped())
+            capture = await place.work(lambda: copy_upper(upper, draft.path, last, writable, facts.form))
+        finally:
+            with contextlib.suppress(SandboxError):
+                await asyncio.shield(connection.thaw())
+        return await place.work(lambda: _publish_copy(live, capture, draft.layer_id, last, notes, label))
+    except BaseException:
+        with contextlib.suppress(Exception):
+            await asyncio.shield(place.work(lambda: place.store.abandon_layer(draft.layer_id)))
+        raise
+
+
+def _publish_copy(
+    live: Live, capture: Capture, layer_id: str, last: Copied, notes: Path, label: str | None
+) -> SnapshotRecord:
+    place, facts = live.place, live.facts
+    if not capture.changed:
+        place.store.abandon_layer(layer_id)
+        record = _record(facts, (*last.layers, *facts.layers), label)
+        place.store.publish(record, ())
+        capture.copied.save(notes)
+        return record
+    chain = (layer_id,) if capture.whole else (layer_id, *last.layers)
+    record = replace(_record(facts, (*chain, *facts.layers), label), size_bytes=capture.size_bytes)
+    place.store.publish(record, [layer_id])
+    capture.copied.layers = chain
+    capture.copied.save(notes)
+    return record
+
+
+def _usable(live: Live, last: Copied) -> Copied:
+    """Return the last copy if its layers are still there; a deleted snapshot may have taken them along."""
+    try:
+        for layer_id in last.layers:
+            if live.place.store.layer(layer_id).state == "condemned":
+                return Copied()
+    except NotFound:
+        return Copied()
+    return last
+
+
+async def _stop_and_take(live: Live, label: str | None, began: float) -> tuple[SnapshotRecord, Timing]:
+    """End everything in the sandbox, then its upper is the layer."""
+    place = live.place
+    await live.connection()
+    live.facts = await place.work(lambda: _known_facts(live))
+    facts, ground = live.facts, ground_of(live.place, live.facts)
+    sync_fd = live.sync_descriptor()
+    try:
+        await live.kill()
+        await live.wait_ended()
+
+        def take() -> SnapshotRecord:
+            if is_untouched(ground.upper, ground.layers[0]):
+                record = _record(facts, facts.layers, label)
+                place.store.publish(record, ())
+                return record
+            draft = place.store.begin_layer(form=facts.form)
+            os.rename(ground.upper, draft.path)
+            record = _record(facts, (draft.layer_id, *facts.layers), label)
+            place.store.publish(record, [draft.layer_id])
+            return record
+
+        record = await place.work(take)
+    finally:
+        if sync_fd is not None:
+            os.close(sync_fd)
+        await live.end()
+    total = time.monotonic() - began
+    return record, Timing(total, total, copied=False)
+
+
+def _record(facts: SandboxFacts, layers: tuple[str, ...], label: str | None) -> SnapshotRecord:
+    return SnapshotRecord(
+        snapshot_id=new_id("sn"),
+        parent_id=facts.snapshot_id,
+        sandbox_id=facts.sandbox_id,
+        created_s=time.time(),
+        kind="filesystem",
+        state="ready",
+        form=facts.form,
+        base=facts.base.to_json(),
+        layers=layers,
+        facts={
+            "env": facts.env,
+            "user": facts.user,
+            "working_dir": facts.working_dir,
+            "limits": asdict(facts.limits),
+        },
+        label=label,
+    )

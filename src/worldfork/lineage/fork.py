@@ -1,0 +1,118 @@
+"""One snapshot, N sandboxes: started a few at a time, each a result of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from worldfork.core.errors import ConfigError
+from worldfork.lineage.identity import choose_seeds
+from worldfork.lineage.live import Live
+from worldfork.lineage.place import Place
+from worldfork.lineage.starting import StartOptions, make_facts, prepare, start_prepared, with_network
+from worldfork.records.sandbox import SandboxFacts
+from worldfork.records.snapshot import SnapshotRecord
+from worldfork.sandbox.network import HostNetwork
+
+MAX_FORKS = 10_000
+"""In one call."""
+
+
+def natural_concurrency() -> int:
+    """Return how many starts at a time give the best latency: twice the processors that this process may use.
+
+    Two starts at once overlap well, more on a processor only wait for the kernel's locks.
+    """
+    return 2 * max(1, len(os.sched_getaffinity(0)))
+
+
+async def fork_snapshot(
+    place: Place,
+    record: SnapshotRecord,
+    n: int,
+    options: StartOptions,
+    *,
+    seeds: Sequence[int] | str | None = None,
+    max_concurrency: int | None = None,
+    on_child: Callable[[int, Live | Exception], Awaitable[None] | None] | None = None,
+) -> list[Live | Exception]:
+    """Start `n` sandboxes from a snapshot; child `i` of the result is a sandbox or the error that it met.
+
+    One child's failure does not touch its siblings. When the caller is cancelled, those that run are ended.
+
+    Args:
+        seeds: see `choose_seeds`.
+        max_concurrency: starts at a time; `natural_concurrency()` by default.
+        on_child: called with each child as soon as it is there.
+
+    Raises:
+        ConfigError: `n` or `max_concurrency` makes no sense.
+        NotFound: the snapshot is gone.
+    """
+    if not 1 <= n <= MAX_FORKS:
+        raise ConfigError(f"cannot fork {n} times", remedy=f"use a number from 1 to {MAX_FORKS}")
+    width = natural_concurrency() if max_concurrency is None else max_concurrency
+    if width < 1:
+        raise ConfigError(f"max_concurrency cannot be {width}", remedy="use 1 or more")
+    chosen = choose_seeds(seeds, n)
+    many, network = _facts_of(place, record, options, chosen)
+    await place.work(lambda: prepare(place, many))
+    return await _start_all(place, many, network, width, on_child)
+
+
+def _facts_of(
+    place: Place, record: SnapshotRecord, options: StartOptions, seeds: Sequence[int]
+) -> tuple[list[SandboxFacts], HostNetwork | None]:
+    many: list[SandboxFacts] = []
+    network = None
+    for index, seed in enumerate(seeds):
+        named = options if options.name is None else replace(options, name=f"{options.name}-{index}")
+        facts, network = with_network(make_facts(place, record, named, index=index, seed=seed), named)
+        many.append(facts)
+    return many, network
+
+
+async def _start_all(
+    place: Place,
+    many: list[SandboxFacts],
+    network: HostNetwork | None,
+    width: int,
+    on_child: Callable[[int, Live | Exception], Awaitable[None] | None] | None,
+) -> list[Live | Exception]:
+    results: list[Live | Exception | None] = [None] * len(many)
+    waiting = iter(range(len(many)))
+    begun: set[int] = set()
+
+    async def take_turns() -> None:
+        for index in waiting:
+            begun.add(index)
+            child: Live | Exception
+            try:
+                child = await start_prepared(place, many[index], network)
+            except Exception as error:  # one child's failure is its own result, whatever it was
+                child = error
+            results[index] = child
+            if on_child is not None:
+                called = on_child(index, child)
+                if called is not None:
+                    await called
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(width, len(many))):
+                group.create_task(take_turns())
+    except BaseException:
+        await asyncio.shield(_undo(place, many, results, begun))
+        raise
+    return [child for child in results if child is not None]
+
+
+async def _undo(
+    place: Place, many: list[SandboxFacts], results: list[Live | Exception | None], begun: set[int]
+) -> None:
+    await asyncio.gather(*(child.end() for child in results if isinstance(child, Live)), return_exceptions=True)
+    for index, facts in enumerate(many):
+        if index not in begun:
+            await place.work(lambda facts=facts: place.dispose(facts))  # type: ignore[misc]  # binds the loop's value

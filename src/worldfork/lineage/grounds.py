@@ -1,0 +1,109 @@
+"""Base snapshots: the state that a fresh sandbox starts from, made once for each base and kept by name."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+from worldfork.core.errors import LaunchFailed, NotFound
+from worldfork.core.ids import new_id
+from worldfork.lineage.checkpoint import checkpoint
+from worldfork.lineage.place import Place
+from worldfork.lineage.starting import StartOptions, start
+from worldfork.records.sandbox import Base
+from worldfork.records.snapshot import SnapshotRecord
+from worldfork.sandbox.bases import VENV, host_python, parse_base, write_ground
+from worldfork.sandbox.command import CommandSpec
+
+_VENV_S = 300.0
+_FORMAT = "2"
+"""Part of a base's name; another one when what `write_ground` writes changes."""
+
+
+async def base_snapshot(place: Place, text: str) -> SnapshotRecord:
+    """Return the snapshot of a base (`host` or `dir:PATH`), made now if this home has none.
+
+    Several processes that ask at the same time make it once.
+
+    Raises:
+        ConfigError: no such base.
+        LaunchFailed: the host's Python could not make a virtual environment.
+    """
+    base = parse_base(text)
+    name = _name_of(place, base)
+    found = await place.work(lambda: _known(place, name))
+    if found is not None:
+        return found
+    async with place.single_flight(name):
+        found = await place.work(lambda: _known(place, name))
+        return found if found is not None else await _make(place, base, name)
+
+
+async def _make(place: Place, base: Base, name: str) -> SnapshotRecord:
+    record = await place.work(lambda: _write(place, base))
+    if base.kind == "host":
+        record = await _add_venv(place, record)
+    await place.work(lambda: place.store.make_durable(record.snapshot_id))
+    await place.work(lambda: place.store.set_name(name, record.snapshot_id))
+    return record
+
+
+def _write(place: Place, base: Base) -> SnapshotRecord:
+    draft = place.store.begin_layer(form=place.driver.form)
+    try:
+        write_ground(draft.path, base)
+        record = SnapshotRecord(
+            snapshot_id=new_id("sn"),
+            parent_id=None,
+            sandbox_id=None,
+            created_s=time.time(),
+            kind="filesystem",
+            state="ready",
+            form=place.driver.form,
+            base=base.to_json(),
+            layers=(draft.layer_id,),
+            label=f"base {base.kind}{':' + base.path if base.path else ''}",
+        )
+        place.store.publish(record, [draft.layer_id])
+    except BaseException:
+        place.store.abandon_layer(draft.layer_id)
+        raise
+    return record
+
+
+async def _add_venv(place: Place, ground: SnapshotRecord) -> SnapshotRecord:
+    """Make the virtual environment in a sandbox on the ground; a world has it first on PATH."""
+    unlimited = {"cpus": None, "memory_mb": None, "pids": None}
+    live = await start(place, ground, StartOptions(name="venv", limits=unlimited))
+    try:
+        connection = await live.connection()
+        argv = (host_python(), "-m", "venv", VENV)
+        env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
+        spec = CommandSpec(argv, env=env, working_dir="/", timeout_s=_VENV_S)
+        result = await connection.run(spec, max_output_bytes=1 << 20, keep_tail=True)
+        if not result.ok:
+            words = (result.stderr or result.stdout).strip()[-500:]
+            raise LaunchFailed(
+                f"{host_python()} could not make a virtual environment: {words}",
+                remedy="install the package that has the module venv (Debian, Ubuntu: python3-venv)",
+            )
+        record, _ = await checkpoint(live, stop=True, label=ground.label)
+    finally:
+        await live.end()
+    return record
+
+
+def _known(place: Place, name: str) -> SnapshotRecord | None:
+    snapshot_id = place.store.named(name)
+    if snapshot_id is None:
+        return None
+    try:
+        return place.store.snapshot(snapshot_id)
+    except NotFound:
+        return None
+
+
+def _name_of(place: Place, base: Base) -> str:
+    parts = (_FORMAT, place.driver.form, base.kind, base.path, base.fingerprint, repr(base.binds))
+    digest = hashlib.sha256("\0".join(str(part) for part in parts).encode()).hexdigest()
+    return f"base:{base.kind}:{digest[:32]}"

@@ -1,0 +1,265 @@
+"""This process's hold on one live sandbox: connections, its PID 1, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import select
+import signal
+import socket
+import weakref
+from collections.abc import Callable
+
+from worldfork.core.errors import SandboxDied, SandboxError, WorldforkError
+from worldfork.lineage.place import Place
+from worldfork.records.sandbox import SandboxFacts
+from worldfork.sandbox.connection import Connection
+from worldfork.sandbox.driver import Started
+
+_EXIT_S = 10.0
+_POLL_S = 0.005
+"""Between two looks at the lock of a PID 1 that is not ours to wait for."""
+
+_all: weakref.WeakSet[Live] = weakref.WeakSet()
+
+
+class Live:
+    """One live sandbox, as this process sees it. Shared by every handle on it."""
+
+    def __init__(self, place: Place, facts: SandboxFacts, started: Started | None = None) -> None:
+        self.place = place
+        self.facts = facts
+        self.shell = "bash"
+        """What `sh` uses; falls back to sh where a world has no bash."""
+        self.names: dict[str, int] = {}
+        """Names of processes that this handle started -> pid inside."""
+        self._owner_pid = os.getpid()
+        self._pid = started.pid if started else None
+        self._pidfd = os.pidfd_open(started.pid) if started else None
+        self._leash = started.leash if started else None
+        self._connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection]
+        self._connections = weakref.WeakKeyDictionary()
+        self._over = False
+        self._why: Callable[[], SandboxError] | None = None
+        # Opened before the sandbox writes, so that no error of writing back goes unseen.
+        self._sync_fd: int | None = os.open(facts.run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if started:
+            self._connections[asyncio.get_running_loop()] = started.connection
+        if started and not facts.detached:
+            place.live[facts.sandbox_id] = self
+        _all.add(self)
+
+    @property
+    def sandbox_id(self) -> str:
+        """Its id."""
+        return self.facts.sandbox_id
+
+    @property
+    def over(self) -> bool:
+        """Whether this handle ended it."""
+        return self._over
+
+    async def connection(self) -> Connection:
+        """Return this event loop's connection, made when there is none.
+
+        Raises:
+            SandboxDied: the sandbox is gone; OutOfSpace: it was ended for the disk it took.
+        """
+        self._check_process()
+        if self._why is not None:
+            raise self._why()
+        loop = asyncio.get_running_loop()
+        found = self._connections.get(loop)
+        if found is None or (found.closed.is_set() and self.alive()):
+            found = self._connections[loop] = await self._connect()
+        if found.closed.is_set():
+            raise self._gone("its init ended")
+        return found
+
+    def alive(self) -> bool:
+        """Whether its PID 1 lives."""
+        if self._over:
+            return False
+        if self._pidfd is not None:
+            return not _is_readable(self._pidfd, 0)
+        return self.place.store.is_alive(self.sandbox_id)
+
+    def rlimits(self) -> tuple[tuple[int, int, int], ...]:
+        """Return the limits of each process: the disk limit bounds one file at once, whatever the watch sees later.
+
+        Where no cgroup limits the sandbox, memory and processes are limited here, as well as one process can be.
+        """
+        limits, rlimits = self.facts.limits, []
+        if limits.disk_mb is not None:
+            rlimits.append((resource.RLIMIT_FSIZE, limits.disk_mb << 20, limits.disk_mb << 20))
+        if not self.facts.cgroups and limits.memory_mb is not None:
+            rlimits.append((resource.RLIMIT_AS, limits.memory_mb << 20, limits.memory_mb << 20))
+        if not self.facts.cgroups and limits.pids is not None and self.facts.form == "user":
+            rlimits.append((resource.RLIMIT_NPROC, limits.pids, limits.pids))
+        return tuple(rlimits)
+
+    def sync_descriptor(self) -> int | None:
+        """Return a copy of the descriptor that saw every write of the sandbox; the caller closes it."""
+        return None if self._sync_fd is None else os.dup(self._sync_fd)
+
+    def condemn(self, why: Callable[[], SandboxError]) -> None:
+        """Kill its PID 1 and make every later call raise what `why` returns. Not blocking."""
+        self._why = why
+        self._kill()
+
+    async def end(self) -> None:
+        """End the sandbox and clear it away. Idempotent, and finished even if the caller is cancelled."""
+        if self._over or self._owner_pid != os.getpid():
+            return
+        self._over = True
+        task = asyncio.ensure_future(self._end())
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await task
+            raise
+
+    def end_now(self) -> None:
+        """The same without an event loop, for the end of the interpreter. Blocking."""
+        if self._over or self._owner_pid != os.getpid():
+            return
+        self._over = True
+        self._kill()
+        if self._pidfd is not None:
+            _is_readable(self._pidfd, _EXIT_S)
+        self._close_descriptors()
+        with contextlib.suppress(WorldforkError, OSError):
+            self.place.dispose(self.facts)
+
+    async def wait_ended(self) -> None:
+        """Return when its PID 1 has ended."""
+        if self._pidfd is not None:
+            await _until_readable(self._pidfd)
+            return
+        while self.place.store.is_alive(self.sandbox_id):
+            await asyncio.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Let go of a sandbox that is not ours; it lives on. Its owner's handle keeps it."""
+        if self._pid is None:
+            self._close_descriptors()
+
+    async def kill(self) -> None:
+        """Kill its PID 1, and with it every process inside; what it leaves stays until `end`."""
+        if self._pid is not None:
+            self._kill()
+        else:
+            await self._ask_to_end()
+
+    async def _end(self) -> None:
+        self.place.live.pop(self.sandbox_id, None)
+        await self.kill()
+        async with asyncio.timeout(_EXIT_S):
+            await self.wait_ended()
+        self._close_descriptors()
+        await self.place.work(lambda: self.place.dispose(self.facts))
+        self.place.tidy_soon()
+
+    async def _ask_to_end(self) -> None:
+        with contextlib.suppress(SandboxError):
+            connection = self._connections.get(asyncio.get_running_loop()) or await self._connect()
+            await connection.shutdown(0)
+
+    async def _connect(self) -> Connection:
+        if not self.alive():
+            raise self._gone("its init ended")
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # The path of a unix socket has 108 bytes: reached through its directory's descriptor.
+            directory = os.open(self.facts.run, os.O_PATH | os.O_CLOEXEC)
+            try:
+                sock.connect(f"/proc/self/fd/{directory}/sock")
+            finally:
+                os.close(directory)
+        except OSError as error:
+            sock.close()
+            raise self._gone(f"nobody answers at its socket ({error.strerror})") from error
+        return await Connection.open(sock, sandbox_id=self.sandbox_id)
+
+    def _gone(self, why: str) -> SandboxDied:
+        return SandboxDied(
+            f"sandbox {self.sandbox_id} is gone: {why}",
+            remedy="restore or fork its last snapshot; a sandbox that died is never replaced silently",
+            sandbox_id=self.sandbox_id,
+        )
+
+    def _check_process(self) -> None:
+        if self._owner_pid != os.getpid():
+            raise SandboxError(
+                f"this handle on {self.sandbox_id} belongs to the process that this one was forked from",
+                remedy=f"attach again: Sandbox.connect({self.sandbox_id!r})",
+                sandbox_id=self.sandbox_id,
+            )
+
+    def _kill(self) -> None:
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _close_descriptors(self) -> None:
+        for loop, connection in list(self._connections.items()):
+            if loop.is_closed():
+                connection.abandon()
+            elif loop is _running_loop():
+                connection.close()
+            else:
+                loop.call_soon_threadsafe(connection.close)
+        self._connections.clear()
+        if self._pid is not None:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._pid, os.WNOHANG)
+        for name in ("_pidfd", "_leash", "_sync_fd"):
+            fd = getattr(self, name)
+            setattr(self, name, None)
+            if fd is not None:
+                os.close(fd)
+
+    def _abandon(self) -> None:
+        """In a forked child: close our copies, so that the parent alone decides over the sandbox's life."""
+        for name in ("_pidfd", "_leash", "_sync_fd"):
+            fd = getattr(self, name)
+            setattr(self, name, None)
+            if fd is not None:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+
+
+def _is_readable(fd: int, timeout_s: float) -> bool:
+    # poll, since select cannot take a descriptor above 1023.
+    waiter = select.poll()
+    waiter.register(fd, select.POLLIN)
+    return bool(waiter.poll(timeout_s * 1000))
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+async def _until_readable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    copy = os.dup(fd)  # several callers may wait, and a loop takes one reader for a descriptor
+    loop.add_reader(copy, lambda: ready.done() or ready.set_result(None))
+    try:
+        await ready
+    finally:
+        loop.remove_reader(copy)
+        os.close(copy)
+
+
+def _forked() -> None:
+    for live in list(_all):
+        live._abandon()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,203 @@
+"""What one process holds of one home: its store, its driver, its worker threads, its live sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from worldfork.core.errors import WorldforkError
+from worldfork.core.settings import Settings, load_settings
+from worldfork.records.sandbox import SandboxFacts
+from worldfork.sandbox.cgroups import remove_groups
+from worldfork.sandbox.namespace import NamespaceDriver
+from worldfork.store.home import open_home
+from worldfork.store.store import Holder, Store, SweepReport
+
+if TYPE_CHECKING:
+    from worldfork.lineage.live import Live
+
+_T = TypeVar("_T")
+_log = logging.getLogger("worldfork")
+_WORKERS = 4
+
+_places: dict[tuple[int, Settings], Place] = {}
+_lock = threading.Lock()
+
+
+class Place:
+    """One home, as this process uses it. Made by `place()`; every thread and event loop shares it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.pid = os.getpid()
+        self.home = open_home(settings)
+        self.store = Store.open(self.home)
+        self.driver = NamespaceDriver(settings)
+        self.live: dict[str, Live] = {}
+        """Sandboxes that this process owns and that end with it, by id."""
+        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="worldfork-work")
+        # Synchronising and removing take long; they must not keep a fork waiting.
+        self._slow = ThreadPoolExecutor(1, thread_name_prefix="worldfork-slow")
+        self._durable: dict[str, Future[None]] = {}
+        self._slow.submit(self._settle)
+
+    async def work(self, call: Callable[[], _T]) -> _T:
+        """Run a blocking call of the store in a worker thread; a cancelled caller still waits for its end."""
+        future = asyncio.get_running_loop().run_in_executor(self._workers, call)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):
+                await future
+            raise
+
+    @contextlib.asynccontextmanager
+    async def single_flight(self, key: str) -> AsyncIterator[None]:
+        """Be the only one, of all threads and processes of this home, that builds `key`; wait for others first."""
+        flight = self.store.single_flight(key)
+        # Waiting may take as long as somebody's build: never in a worker, whose turn that build may need.
+        loop = asyncio.get_running_loop()
+        entered: asyncio.Future[None] = loop.create_future()
+        left = threading.Event()
+
+        def tell(error: BaseException | None) -> None:
+            if entered.cancelled():
+                left.set()
+            elif error is not None:
+                entered.set_exception(error)
+            else:
+                entered.set_result(None)
+
+        def stay() -> None:
+            try:
+                with flight:
+                    loop.call_soon_threadsafe(tell, None)
+                    left.wait()
+            except BaseException as error:
+                if not left.is_set():
+                    loop.call_soon_threadsafe(tell, error)
+
+        thread = threading.Thread(target=stay, name="worldfork-flight", daemon=True)
+        thread.start()
+        try:
+            await entered
+            yield
+        finally:
+            left.set()
+            if entered.done() and not entered.cancelled():
+                await asyncio.shield(loop.run_in_executor(self._workers, thread.join))
+
+    def make_durable(self, snapshot_id: str, sync_fd: int | None) -> Future[None]:
+        """Begin to make a snapshot survive a crash of the machine; the descriptor is closed afterwards."""
+
+        def synchronise() -> None:
+            try:
+                self.store.make_durable(snapshot_id, () if sync_fd is None else (sync_fd,))
+            finally:
+                if sync_fd is not None:
+                    os.close(sync_fd)
+                self._durable.pop(snapshot_id, None)
+
+        future = self._slow.submit(synchronise)
+        if not future.done():
+            self._durable[snapshot_id] = future
+        return future
+
+    def durability(self, snapshot_id: str) -> Future[None] | None:
+        """Return the synchronisation of a snapshot that is under way, if there is one."""
+        return self._durable.get(snapshot_id)
+
+    def dispose(self, facts: SandboxFacts) -> None:
+        """Clear away what a dead sandbox leaves: cgroups, directory, leases. Idempotent; blocking."""
+        stuck = remove_groups(facts.cgroups)
+        if stuck:
+            _log.warning("cgroups of %s could not be removed: %s", facts.sandbox_id, ", ".join(stuck))
+        run = self.home.run / facts.sandbox_id
+        if run.exists():
+            self.store.trash(run)
+        self.store.release([facts.sandbox_id])
+
+    def tidy_soon(self) -> None:
+        """Remove what lies in the trash, later, in a thread of its own."""
+        with contextlib.suppress(RuntimeError):  # the interpreter is going down; the next opener removes it
+            self._slow.submit(self._empty_trash)
+
+    def sweep(self) -> SweepReport:
+        """Clear away what dead owners and dead sandboxes left. Blocking."""
+        report = self.store.sweep(dead=self._dispose_dead)
+        self.store.empty_trash()
+        return report
+
+    def close(self) -> None:
+        """End what this process owns and finish what it promised. Idempotent; blocking."""
+        for live in list(self.live.values()):
+            live.end_now()
+        self._workers.shutdown(wait=True)
+        self._slow.shutdown(wait=True)
+        with contextlib.suppress(WorldforkError, OSError):
+            self.store.empty_trash()
+        self.store.close()
+
+    def _dispose_dead(self, holder: Holder) -> None:
+        self.dispose(SandboxFacts.from_json(holder.facts))
+
+    def _empty_trash(self) -> None:
+        try:
+            self.store.empty_trash()
+        except (WorldforkError, OSError) as error:
+            _log.warning("the trash could not be emptied: %s", error)
+
+    def _settle(self) -> None:
+        """After a start: finish what a dead process began, and clear away what it left."""
+        try:
+            self.sweep()
+            for snapshot_id in self.store.pending_durability():
+                self.store.make_durable(snapshot_id)
+        except (WorldforkError, OSError) as error:
+            _log.warning("settling %s failed: %s", self.home.root, error)
+
+
+def place(settings: Settings | None = None) -> Place:
+    """Return this process's place for the settings in force; opened once, again after a fork.
+
+    Raises:
+        StoreError, ConfigError: the home cannot be used; with the remedy.
+    """
+    wanted = settings or load_settings()
+    key = (os.getpid(), wanted)
+    with _lock:
+        found = _places.get(key)
+        if found is None:
+            found = _places[key] = Place(wanted)
+        return found
+
+
+def is_open() -> bool:
+    """Whether `place()` would find its place open already."""
+    return (os.getpid(), load_settings()) in _places
+
+
+def close_places() -> None:
+    """Close every place of this process, as at exit. For tests, and programs that change their home."""
+    with _lock:
+        mine = [key for key in _places if key[0] == os.getpid()]
+        closing = [_places.pop(key) for key in mine]
+    for one in closing:
+        one.close()
+
+
+def _forked() -> None:
+    """A forked child owns nothing of its parent's places, and must not wait for a lock held in it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
+atexit.register(close_places)

@@ -1,0 +1,198 @@
+"""From a snapshot to live sandboxes: facts, directories and leases first, then the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from worldfork.core.errors import ConfigError, DriverUnavailable, FormatUnsupported
+from worldfork.core.ids import new_id
+from worldfork.lineage.identity import hostname, identity_files
+from worldfork.lineage.live import Live
+from worldfork.lineage.place import Place
+from worldfork.records.sandbox import Base, Limits, SandboxFacts
+from worldfork.records.snapshot import SnapshotRecord
+from worldfork.sandbox.bases import host_base
+from worldfork.sandbox.driver import Ground, StartPlan
+from worldfork.sandbox.network import HOST_SETTINGS, HostNetwork, host_network
+from worldfork.store.store import Holder
+
+_SHM_DEFAULT_BYTES = 64 << 20
+_NO_NETWORK = "# this sandbox has no network\n"
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """What a start may change against its snapshot; None inherits."""
+
+    name: str | None = None
+    network: str = "none"
+    limits: Mapping[str, float | int | None] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str | None = None
+    working_dir: str | None = None
+    detached: bool = False
+    timeout_s: float | None = None
+    host_settings: tuple[str, ...] = HOST_SETTINGS
+    allow_changed_base: bool = False
+
+
+def check_base(record: SnapshotRecord, allow_changed: bool) -> Base:
+    """Return the base to restore on.
+
+    Raises:
+        FormatUnsupported: the machine's userland is not what the snapshot was taken on.
+        ConfigError: the base's directory is gone.
+    """
+    base = Base.from_json(record.base)
+    if base.kind == "dir" and not os.path.isdir(base.path):
+        raise ConfigError(f"the base {base.path} of {record.snapshot_id} is gone", remedy="put it back, or build anew")
+    if base.kind != "host":
+        return base
+    present = host_base()
+    if present.fingerprint != base.fingerprint and not allow_changed:
+        raise FormatUnsupported(
+            f"this machine's userland changed since {record.snapshot_id} was taken",
+            remedy="build the world again, or restore with allow_changed_base=True",
+            expected=base.fingerprint,
+            actual=present.fingerprint,
+        )
+    return present if present.fingerprint != base.fingerprint else base
+
+
+def make_facts(
+    place: Place, record: SnapshotRecord, options: StartOptions, *, index: int = 0, seed: int = 0
+) -> SandboxFacts:
+    """Return the facts of a sandbox to be started from a snapshot.
+
+    Raises:
+        DriverUnavailable: the snapshot's layers have a form that this process cannot mount rightly.
+    """
+    if record.form != place.driver.form:
+        raise DriverUnavailable(
+            f"{record.snapshot_id} was taken as {_who(record.form)}, and this process starts sandboxes as "
+            f"{_who(place.driver.form)}: deleted files would come back",
+            remedy=f"restore it as {_who(record.form)}, or build the world again",
+        )
+    sandbox_id = new_id("sb")
+    stored = record.facts
+    return SandboxFacts(
+        sandbox_id=sandbox_id,
+        name=options.name or sandbox_id,
+        run=str(place.home.run / sandbox_id),
+        form=record.form,
+        driver=place.driver.name,
+        base=check_base(record, options.allow_changed_base),
+        snapshot_id=record.snapshot_id,
+        layers=record.layers,
+        cgroups=place.driver.cgroups_of(sandbox_id),
+        network=options.network,
+        env={**stored.get("env", {}), **options.env},
+        user=stored.get("user", "") if options.user is None else options.user,
+        working_dir=options.working_dir or stored.get("working_dir", "/workspace"),
+        limits=replace(Limits(**stored.get("limits", {})), **options.limits),
+        detached=options.detached,
+        created_s=time.time(),
+        timeout_s=options.timeout_s,
+        fork_index=index,
+        seed=seed,
+        owner_id=place.store.owner_id,
+    )
+
+
+def holder_of(facts: SandboxFacts) -> Holder:
+    """Return the lease that a sandbox has on its snapshot and layers."""
+    # Before its first checkpoint its layers are its snapshot's, which the snapshot's own lease covers.
+    layers = facts.layers if facts.generation else ()
+    return Holder(holder_id=facts.sandbox_id, snapshot_id=facts.snapshot_id, layers=layers, facts=facts.to_json())
+
+
+def ground_of(place: Place, facts: SandboxFacts) -> Ground:
+    """Return the directories of a sandbox's present overlay."""
+    layers = [str(place.store.layer_path(layer)) for layer in facts.layers]
+    if facts.base.path:
+        layers.append(facts.base.path)
+    return Ground(
+        layers=tuple(layers),
+        upper=f"{facts.run}/upper.{facts.generation}",
+        work=f"{facts.run}/work.{facts.generation}",
+    )
+
+
+def make_upper(ground: Ground) -> None:
+    """Make an empty upper and its work directory; the root of a world looks like its topmost layer's root."""
+    os.mkdir(ground.work, 0o700)
+    os.mkdir(ground.upper, 0o755)
+    top = os.lstat(ground.layers[0])
+    with contextlib.suppress(PermissionError):  # a base of other owners, seen by an ordinary user
+        os.chown(ground.upper, top.st_uid, top.st_gid)
+    os.chmod(ground.upper, stat.S_IMODE(top.st_mode))
+    for name in os.listxattr(ground.layers[0], follow_symlinks=False):
+        if not name.startswith(("trusted.overlay.", "user.overlay.", "security.")):
+            os.setxattr(ground.upper, name, os.getxattr(ground.layers[0], name), follow_symlinks=False)
+    os.utime(ground.upper, ns=(top.st_atime_ns, top.st_mtime_ns))
+
+
+def prepare(place: Place, many: list[SandboxFacts]) -> None:
+    """Take the leases and make the directories of sandboxes to be started; all or none. Blocking."""
+    place.store.hold([holder_of(facts) for facts in many])
+    try:
+        for facts in many:
+            run = Path(facts.run)
+            os.mkdir(run, 0o700)
+            os.mkdir(run / "root", 0o700)
+            if place.driver.overlay == "legacy":
+                os.mkdir(run / "scratch", 0o700)
+            make_upper(ground_of(place, facts))
+    except BaseException:
+        for facts in many:
+            place.dispose(facts)
+        raise
+
+
+async def start_prepared(place: Place, facts: SandboxFacts, network: HostNetwork | None) -> Live:
+    """Start a sandbox whose leases and directories exist; on failure they are gone again."""
+    try:
+        started = await place.driver.start(_plan(place, facts, network))
+    except BaseException:
+        await asyncio.shield(place.work(lambda: place.dispose(facts)))
+        raise
+    return Live(place, facts, started)
+
+
+async def start(place: Place, record: SnapshotRecord, options: StartOptions, *, index: int = 0, seed: int = 0) -> Live:
+    """Restore one sandbox from a snapshot."""
+    facts = make_facts(place, record, options, index=index, seed=seed)
+    facts, network = with_network(facts, options)
+    await place.work(lambda: prepare(place, [facts]))
+    return await start_prepared(place, facts, network)
+
+
+def with_network(facts: SandboxFacts, options: StartOptions) -> tuple[SandboxFacts, HostNetwork | None]:
+    """Add to the facts what a sandbox on the host's network takes from the host."""
+    if facts.network != "host":
+        return facts, None
+    network = host_network(os.environ, options.host_settings)
+    return replace(facts, network_env=network.env), network
+
+
+def _plan(place: Place, facts: SandboxFacts, network: HostNetwork | None) -> StartPlan:
+    return StartPlan(
+        facts=facts,
+        ground=ground_of(place, facts),
+        lock=str(place.store.lock_path(facts.sandbox_id)),
+        hostname=hostname(facts),
+        identity=identity_files(facts, network.resolv_conf if network else _NO_NETWORK),
+        binds=tuple(network.binds) if network else (),
+        shm_bytes=(facts.limits.memory_mb << 20) // 2 if facts.limits.memory_mb else _SHM_DEFAULT_BYTES,
+    )
+
+
+def _who(form: str) -> str:
+    return "root" if form == "trusted" else "an ordinary user"

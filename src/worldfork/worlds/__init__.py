@@ -1,0 +1,1 @@
+"""How a world is made, once."""
