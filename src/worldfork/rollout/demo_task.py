@@ -99,7 +99,7 @@ def demo_task() -> Task:
         files={"buggy.py": _BUGGY},
         editable=("buggy.py",),
         hidden_tests={"test_buggy.py": _TESTS},
-        test_args=("--timeout=10", "test_buggy.py"),
+        test_args=("test_buggy.py",),
         solution={"buggy.py": _RIGHT},
         limits=TaskLimits(policy_wall_s=60, grade_cpu_s=20, grade_wall_s=60),
     )
