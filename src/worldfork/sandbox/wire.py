@@ -94,7 +94,7 @@ class FrameReader:
     __slots__ = ("_pending",)
 
     def __init__(self) -> None:
-        self._pending = bytearray()
+        self._pending = b""
 
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that `data` completes, in order.
@@ -102,10 +102,7 @@ class FrameReader:
         Raises:
             MalformedFrame: a header announces more than a frame may carry.
         """
-        source: bytes | bytearray = data
-        if self._pending:
-            self._pending += data
-            source = self._pending
+        source = self._pending + data if self._pending else data
         frames: list[Frame] = []
         position, end = 0, len(source)
         while end - position >= _HEADER_BYTES:
@@ -116,11 +113,8 @@ class FrameReader:
             if end - start < length:
                 break
             position = start + length
-            frames.append(Frame(kind, flags, channel, bytes(source[start:position])))
-        if source is self._pending:
-            del self._pending[:position]
-        elif position < end:
-            self._pending += data[position:]
+            frames.append(Frame(kind, flags, channel, source[start:position]))
+        self._pending = source[position:]
         return frames
 
 

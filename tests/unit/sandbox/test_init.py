@@ -26,6 +26,7 @@ from worldfork.sandbox.download import download_tree
 from worldfork.sandbox.process import Process
 from worldfork.sandbox.upload import upload_tree
 
+pytestmark = pytest.mark.sandbox
 NATIVE = Path(__file__).resolve().parents[3] / "native"
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 SANDBOX_ID = os.environ.get("WORLDFORK_HARNESS_ID", "sb-harness")
