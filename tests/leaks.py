@@ -203,19 +203,34 @@ def _cgroup_roots() -> list[tuple[str, Path]]:
 
 
 def _cgroups(home: Path) -> dict[str, str]:
-    """Directories below one named worldfork: empty ones, and those that hold processes of ours."""
+    """Directories named worldfork, less those that belong to somebody else's live sandbox."""
     ours = {pid for pid, _ in _processes(home).values()}
+    theirs = _sandboxes_elsewhere(home)
     found = {}
     for _, root in _cgroup_roots():
         for directory, _, _ in os.walk(root):
             if "worldfork" not in directory:
                 continue
             inside = _members(directory)
-            # The common parent of all sandboxes stays; somebody else's sandbox is populated by others.
-            if Path(directory).name == "worldfork" or (inside and not inside & ours and not ALONE):
+            if Path(directory).name == "worldfork" or any(name in directory for name in theirs):
+                continue
+            if inside and not inside & ours and not ALONE:
                 continue
             found[directory] = f"{directory} ({len(inside)} processes)"
     return found
+
+
+def _sandboxes_elsewhere(home: Path) -> set[str]:
+    """Ids of sandboxes in other homes of this machine, such as those of another test run."""
+    homes = [*home.parent.glob("worldfork-home-*"), *Path("/tmp").glob("worldfork-*"), Path("/var/lib/worldfork")]
+    names: set[str] = set()
+    for other in homes:
+        if other != home:
+            try:
+                names |= set(os.listdir(other / "run"))
+            except OSError:
+                continue
+    return names
 
 
 def _members(directory: str) -> set[int]:

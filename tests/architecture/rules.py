@@ -12,7 +12,8 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"core"}),
     frozenset({"records"}),
     frozenset({"store", "sandbox"}),
-    frozenset({"lineage", "worlds"}),
+    frozenset({"lineage"}),
+    frozenset({"worlds"}),  # a world is made once with what lineage offers
     frozenset({"reward"}),
     frozenset({"rollout"}),
     frozenset({"search", "evaluation"}),
