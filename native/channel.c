@@ -118,9 +118,9 @@ void channel_pump(struct channel *channel) {
     }
     return;
   }
-  tell_truncated(channel);
   bool more = true;
-  while (more) {
+  while (more && channel->credit && conn_has_room(channel->conn)) {
+    tell_truncated(channel);
     more = send_piece(channel, 0);
     more = send_piece(channel, 1) || more;
   }

@@ -152,6 +152,7 @@ void command_kill(struct command *command, enum wf_reason reason) {
   command->killed_for = reason;
   command->kill_at = now_ms() + KILL_PATIENCE_MS;
   wake_at(command->kill_at);
+  (void)kill(command->supervisor, SIGCONT); /* its command may have stopped it */
   send_control(command, CONTROL_KILL, 0);
 }
 
