@@ -22,6 +22,7 @@ from worldfork.sandbox.streams import Credit, Input, Output, command_result
 
 _EXHAUSTED: Final = frozenset({errno.EAGAIN, errno.ENOMEM, errno.E2BIG})
 """Refusals that the sandbox's own limits cause: the command's result, not a fault of ours."""
+_WORDS_BYTES: Final = 4096
 _U64: Final = struct.Struct("<Q")
 
 
@@ -270,6 +271,11 @@ class Process:
 
     def _finish(self, ending: wire.Ending) -> None:
         output = self._output or Output(0)
+        if self._output is None and ending.reason == wire.REASON_NOT_STARTED:
+            # Output is the consumer's, but why a command did not start belongs to its result too.
+            output = Output(_WORDS_BYTES)
+            for _, data in self._queue:
+                output.stderr.add(data)
         self._result = command_result(ending, output, self._program, limited=self._limited)
         self._close()
 

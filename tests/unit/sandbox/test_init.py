@@ -126,7 +126,9 @@ def test_what_does_not_start_says_why(place: Path) -> None:
         result = await connection.run(CommandSpec(("true", "a" * 200_000), env=ENV))
         assert (result.reason, result.exit_code) == (Reason.NOT_STARTED, 126)
         process = await connection.start(CommandSpec(("no-such-program",), env=ENV))
-        assert (await process.wait()).reason is Reason.NOT_STARTED
+        result = await process.wait()
+        assert result.reason is Reason.NOT_STARTED
+        assert "no-such-program" in result.stderr
         with pytest.raises(SandboxError):
             await connection.run(sh("true", user="no-such-user"))
 
