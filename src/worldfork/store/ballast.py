@@ -8,22 +8,26 @@ from worldfork.core.errors import StoreError
 from worldfork.core.remove import remove_tree
 from worldfork.store.home import Home
 
-_BALLAST_BYTES = 2 << 20
+_SIZES_BYTES = (2 << 20, 1 << 20, 512 << 10, 256 << 10, 128 << 10)
 
 
 def lay_in(home: Home) -> None:
-    """Set the space apart, or leave it if the disk is full or cannot do that."""
-    path = home.scratch / "ballast"
+    """Set the space apart, or as much of it as there is; nothing if the disk is full or cannot do that."""
     try:
-        if path.exists() and path.stat().st_size >= _BALLAST_BYTES:
-            return
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, _BALLAST_BYTES)
-        finally:
-            os.close(fd)
+        fd = os.open(home.scratch / "ballast", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
-        pass
+        return
+    try:
+        for size_bytes in _SIZES_BYTES:
+            if os.fstat(fd).st_size >= size_bytes:
+                return
+            try:
+                os.posix_fallocate(fd, 0, size_bytes)
+                return
+            except OSError:
+                pass  # try less
+    finally:
+        os.close(fd)
 
 
 def drop(home: Home) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from worldfork.core.errors import Corrupt, FormatUnsupported, StoreError
+from worldfork.core.errors import Corrupt, FormatUnsupported, OutOfSpace, StoreError
 from worldfork.store import locks
 from worldfork.store.failures import from_sqlite, from_system, typed
 from worldfork.store.schema import APPLICATION, FORMAT, SCHEMA
@@ -185,17 +185,26 @@ class Database:
         Raises:
             StoreError and its kin: what SQLite reported; nothing is lost.
         """
-        if self._log_bytes() <= _LONG_LOG_BYTES:
-            return
+        if self._log_bytes() > _LONG_LOG_BYTES:
+            self._checkpoint()
+            # Whoever writes first after a checkpoint starts the log anew and waits for the disk once: be it us.
+            with self.write_lasting() as connection:
+                connection.execute("UPDATE counters SET value = value + 1 WHERE name = 'checkpoints'")
+
+    def reuse_log(self) -> None:
+        """On a full disk: let the next transaction have the room of the log instead of new room, if that can be."""
+        try:
+            self._checkpoint()
+        except (StoreError, OutOfSpace):
+            pass  # the next transaction will tell
+
+    def _checkpoint(self) -> None:
         with self._lasting_lock:
             connection = self._usable("_lasting")
             try:
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             except sqlite3.Error as error:
                 raise from_sqlite(error, self.path) from error
-        # Whoever writes first after a checkpoint starts the log anew and waits for the disk once: let it be us.
-        with self.write_lasting() as connection:
-            connection.execute("UPDATE counters SET value = value + 1 WHERE name = 'checkpoints'")
 
     def _log_bytes(self) -> int:
         with typed("the log of the store cannot be looked at"):
@@ -216,7 +225,7 @@ class Database:
     def _checkpoint_quietly(self) -> None:
         try:
             self.checkpoint()
-        except StoreError:
+        except (StoreError, OutOfSpace):
             pass  # the log stays long, and the next one will try again
         finally:
             self._checkpointing = False

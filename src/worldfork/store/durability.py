@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from worldfork.core.errors import NotFound
+from worldfork.core.errors import NotFound, StoreError
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.snapshots import Snapshots
@@ -37,15 +37,13 @@ class Durability(Snapshots):
                 (json.dumps(record.layers),),
             ).fetchall()
         layer_ids = [row[0] for row in rows]
-        with typed(f"{snapshot_id} cannot be brought to disk"):
-            for fd in sync_fds:
-                syncfs(fd)
-            fault("make_durable:written")
-            _sync_file_system(self.home.layers)
-            fault("make_durable:synced")
-            for layer_id in layer_ids:
-                _sync_directory(self.home.layers / layer_id)
-            _sync_directory(self.home.layers)
+        try:
+            with typed(f"{snapshot_id} cannot be brought to disk"):
+                self._sync(layer_ids, sync_fds)
+        except StoreError:
+            # Was it deleted meanwhile, and its layers collected? Then that is the error.
+            self.snapshot(snapshot_id)
+            raise
         fault("make_durable:directories")
         with self.database.write_lasting() as db:
             changed = db.execute(
@@ -60,6 +58,16 @@ class Durability(Snapshots):
             fault("make_durable:said")
         fault("make_durable:committed")
         self.database.checkpoint()
+
+    def _sync(self, layer_ids: Sequence[str], sync_fds: Sequence[int]) -> None:
+        for fd in sync_fds:
+            syncfs(fd)
+        fault("make_durable:written")
+        _sync_file_system(self.home.layers)
+        fault("make_durable:synced")
+        for layer_id in layer_ids:
+            _sync_directory(self.home.layers / layer_id)
+        _sync_directory(self.home.layers)
 
     def pending_durability(self) -> list[str]:
         """Return the ready snapshots that are this process's to make durable: its own and those of dead owners.

@@ -37,7 +37,8 @@ class OwnedStore:
     def __init__(self, home: Home, *, clock: Clock | None = None) -> None:
         self.home = home
         self._clock: Clock = clock or SystemClock()
-        self.boot_id = boot_id()
+        with typed("the boot id of the machine cannot be read"):
+            self.boot_id = boot_id()
         """The boot of the machine that this store was opened in."""
         self.database = Database(home.database, lock_directory=home.locks)
         self._owner: tuple[str, locks.RecordLock] | None = None
@@ -154,6 +155,7 @@ def frees_space(method: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatena
             return method(self, *args, **kwargs)
         except OutOfSpace:
             ballast.drop(self.home)
+            self.database.reuse_log()
             return method(self, *args, **kwargs)
 
     return with_ballast

@@ -193,7 +193,10 @@ class Sweeping(Durability):
                 )
             fault("collect:forgotten")
         report.failures += self._empty_trash()
-        self.database.checkpoint()
+        try:
+            self.database.checkpoint()
+        except WorldforkError as error:
+            report.failures.append(("checkpoint", str(error)))
         return report
 
     def _condemn(self) -> list[str]:
