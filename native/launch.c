@@ -189,12 +189,20 @@ static void enter_root(const struct plan *plan, int root_fd)
 		die("entering the root");
 	if (syscall(SYS_pivot_root, ".", ".") < 0)
 		die("pivot_root");
-	/* The host's mounts, which hold no upper: these may go lazily. */
-	if (umount2(".", MNT_DETACH) < 0)
-		die("leaving the host's mounts");
 	if (chdir("/") < 0)
 		die("chdir /");
 	close(root_fd);
+}
+
+/* The host's mounts lie stacked on the root until /proc and /sys are there:
+ * the kernel lets a user namespace mount these only where it already sees
+ * whole ones. They hold no upper, so they may go lazily. */
+static void leave_host(void)
+{
+	if (chdir("/") < 0 || umount2(".", MNT_DETACH) < 0)
+		die("leaving the host's mounts");
+	if (chdir("/") < 0)
+		die("chdir /");
 }
 
 /* Returns when the other end of the pipe is closed. */
@@ -217,6 +225,7 @@ static void become_init(const struct plan *plan, struct wf_init_config *c,
 	if (setsid() < 0 && errno != EPERM)
 		die("a session of its own");
 	furnish_proc(&c->proc_fd);
+	leave_host();
 	if (sethostname(name, strlen(name)) < 0)
 		die("setting the host name");
 	umask(0022);

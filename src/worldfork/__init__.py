@@ -53,7 +53,7 @@ _HOMES = {
     "world": "worlds.world",
 }
 
-__all__ = [*_HOMES]  # noqa: PLE0604  # the table above is the one place that names them
+__all__ = [*_HOMES]  # the table above is the one place that names them
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ REMOTE_ONLY = frozenset({
     "namespace", "max_pending_secs", "cancel_on_timeout", "auto_resume", "allow_unauthenticated_access",
     "routing_hint",
 })  # fmt: skip
-"""Arguments about reaching a remote service. They are taken, so that a program runs unchanged, and mean nothing here."""
+"""About reaching a remote service. They are taken, so that a program runs unchanged, and mean nothing here."""
 
 UNSUPPORTED = {
     "gpus": "the namespace driver has no GPUs",

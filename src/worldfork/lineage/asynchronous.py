@@ -136,7 +136,7 @@ class AsyncSandbox(Calls):
                 return await cls.create(name=name, **arguments)
 
     @classmethod
-    async def list(cls, **foreign: Any) -> list[SandboxInfo]:
+    async def list(cls, **foreign: Any) -> Sequence[SandboxInfo]:
         """Return the live sandboxes of this home, of all processes, oldest first."""
         check_foreign(foreign)
         here = await _here()
@@ -167,7 +167,7 @@ class AsyncSandbox(Calls):
         here.tidy_soon()
 
     @classmethod
-    async def list_all_snapshots(cls) -> list[SnapshotInfo]:
+    async def list_all_snapshots(cls) -> Sequence[SnapshotInfo]:
         """Return every snapshot of this home, oldest first."""
         here = await _here()
         return [snapshot_info(record) for record in await here.work(here.store.snapshots)]
@@ -243,7 +243,7 @@ class AsyncSandbox(Calls):
                 record = await here.work(lambda: here.store.snapshot(record.snapshot_id))
         return snapshot_info(record, warnings=notes, pause_s=timing.pause_s, total_s=timing.total_s)
 
-    async def list_snapshots(self) -> list[SnapshotInfo]:
+    async def list_snapshots(self) -> Sequence[SnapshotInfo]:
         """Return the snapshots taken of this sandbox, oldest first."""
         here = self._live.place
         records = await here.work(here.store.snapshots)
@@ -254,9 +254,7 @@ class AsyncSandbox(Calls):
         if not self._live.alive():
             return _info(self._live.facts, SandboxStatus.TERMINATED)
         told = await (await self._live.connection()).info()
-        return _info(
-            self._live.facts, SandboxStatus.RUNNING, commands=told.running_commands, processes=told.processes
-        )
+        return _info(self._live.facts, SandboxStatus.RUNNING, commands=told.running_commands, processes=told.processes)
 
     async def status(self) -> SandboxStatus:
         """Return RUNNING or TERMINATED."""

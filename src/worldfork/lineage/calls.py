@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import posixpath
 import signal as signals
-import time
 from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import TypedDict
 
+from worldfork.core.clock import SystemClock
 from worldfork.core.errors import ConfigError, SandboxError
 from worldfork.lineage.identity import command_env
 from worldfork.lineage.live import Live
@@ -26,8 +28,15 @@ from worldfork.sandbox.replies import ListedProcess
 
 SH_OUTPUT_BYTES = 64 * 1024
 """What `sh` keeps, head and tail: about what an agent's context takes."""
+_CLOCK = SystemClock()
+
 Rlimits = Iterable[tuple[int, int, int]]
 """(resource, soft, hard) as `resource.RLIMIT_*` numbers them; -1 is no limit."""
+
+
+class _Where(TypedDict):
+    user: str
+    working_dir: str
 
 
 class Calls:
@@ -93,6 +102,28 @@ class Calls:
             if result.reason is not Reason.NOT_STARTED or result.exit_code != 127 or self._live.shell == "sh":
                 return result.check() if check else result
             self._live.shell = "sh"
+
+    async def stream(
+        self,
+        argv: Iterable[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        working_dir: str | None = None,
+        timeout: float | None = None,
+        stdin: bool = False,
+        tty: tuple[int, int] | None = None,
+    ) -> Process:
+        """Start a program whose streams the caller handles as they come: iterate the process, write to it, await it.
+
+        Its output is read no faster than it is taken, and it is killed when this connection ends.
+
+        Args:
+            tty: (rows, columns) of a terminal to run it on.
+        """
+        connection = await self._live.connection()
+        spec = self._spec(tuple(argv), env, working_dir, timeout, user, stdin=stdin)
+        return await connection.start(replace(spec, tty=tty))
 
     async def start_process(
         self,
@@ -233,7 +264,9 @@ class Calls:
 
     async def upload_directory(self, local_path: str | Path, path: str) -> None:
         """Copy a directory of the host into the sandbox; links stay links, modes are kept."""
-        await upload.upload_tree(await self._live.connection(), local_path, self._full(path), user=self._live.facts.user)
+        await upload.upload_tree(
+            await self._live.connection(), local_path, self._full(path), user=self._live.facts.user
+        )
 
     async def download_directory(self, path: str, local_path: str | Path) -> None:
         """Copy a directory of the sandbox to the host; nothing is written outside the target."""
@@ -269,7 +302,7 @@ class Calls:
     def _full(self, path: str) -> str:
         return posixpath.join(self._live.facts.working_dir, path)
 
-    def _where(self) -> dict[str, str]:
+    def _where(self) -> _Where:
         return {"user": self._live.facts.user, "working_dir": self._live.facts.working_dir}
 
     def _spec(
@@ -332,10 +365,10 @@ class Calls:
                     continue
                 *lines, rest[stream] = (rest.get(stream, b"") + data).split(b"\n")
                 for line in lines:
-                    yield OutputEvent(line.decode("utf-8", "replace"), stream, time.time())
+                    yield OutputEvent(line.decode("utf-8", "replace"), stream, _CLOCK.now_s())
             for stream, line in rest.items():
                 if line:
-                    yield OutputEvent(line.decode("utf-8", "replace"), stream, time.time())
+                    yield OutputEvent(line.decode("utf-8", "replace"), stream, _CLOCK.now_s())
         finally:
             if not process.ended:
                 process.detach()

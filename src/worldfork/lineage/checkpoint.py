@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from worldfork.core.clock import SystemClock
 from worldfork.core.errors import NotCapturable, NotFound, PathError, SandboxError
 from worldfork.core.ids import new_id
 from worldfork.lineage.capture import Capture, Copied, copy_upper, is_untouched
@@ -239,7 +240,7 @@ def _record(facts: SandboxFacts, layers: tuple[str, ...], label: str | None) -> 
         snapshot_id=new_id("sn"),
         parent_id=facts.snapshot_id,
         sandbox_id=facts.sandbox_id,
-        created_s=time.time(),
+        created_s=SystemClock().now_s(),
         kind="filesystem",
         state="ready",
         form=facts.form,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 
 from worldfork.core.errors import LaunchFailed, NotFound
 from worldfork.core.ids import new_id
@@ -56,7 +55,7 @@ def _write(place: Place, base: Base) -> SnapshotRecord:
             snapshot_id=new_id("sn"),
             parent_id=None,
             sandbox_id=None,
-            created_s=time.time(),
+            created_s=place.clock.now_s(),
             kind="filesystem",
             state="ready",
             form=place.driver.form,

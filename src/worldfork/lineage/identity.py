@@ -71,6 +71,6 @@ def choose_seeds(seeds: Sequence[int] | str | None, n: int) -> list[int]:
     if len(chosen) != n:
         raise ConfigError(f"{len(chosen)} seeds for {n} forks", remedy="give one seed for each")
     for seed in chosen:
-        if not isinstance(seed, int) or not 0 <= seed < 1 << SEED_BITS:
+        if not 0 <= seed < 1 << SEED_BITS:
             raise ConfigError(f"{seed!r} is not a seed", remedy="use whole numbers from 0 to 2**63 - 1")
     return chosen

@@ -238,6 +238,11 @@ def _is_readable(fd: int, timeout_s: float) -> bool:
     return bool(waiter.poll(timeout_s * 1000))
 
 
+def _settle(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
@@ -249,7 +254,7 @@ async def _until_readable(fd: int) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     copy = os.dup(fd)  # several callers may wait, and a loop takes one reader for a descriptor
-    loop.add_reader(copy, lambda: ready.done() or ready.set_result(None))
+    loop.add_reader(copy, _settle, ready)
     try:
         await ready
     finally:

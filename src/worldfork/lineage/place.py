@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
+from worldfork.core.clock import SystemClock
 from worldfork.core.errors import WorldforkError
 from worldfork.core.settings import Settings, load_settings
 from worldfork.records.sandbox import SandboxFacts
@@ -36,7 +37,7 @@ class Place:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.pid = os.getpid()
+        self.clock = SystemClock()
         self.home = open_home(settings)
         self.store = Store.open(self.home)
         self.driver = NamespaceDriver(settings)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import stat
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -96,9 +95,9 @@ def make_facts(
         env={**stored.get("env", {}), **options.env},
         user=stored.get("user", "") if options.user is None else options.user,
         working_dir=options.working_dir or stored.get("working_dir", "/workspace"),
-        limits=replace(Limits(**stored.get("limits", {})), **options.limits),
+        limits=Limits(**{**stored.get("limits", {}), **options.limits}),
         detached=options.detached,
-        created_s=time.time(),
+        created_s=place.clock.now_s(),
         timeout_s=options.timeout_s,
         fork_index=index,
         seed=seed,

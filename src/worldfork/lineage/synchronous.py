@@ -53,7 +53,7 @@ class Sandbox:
         return cls(through(AsyncSandbox.get_or_create(name, **arguments)))
 
     @classmethod
-    def list(cls, **arguments: Any) -> list[SandboxInfo]:
+    def list(cls, **arguments: Any) -> Sequence[SandboxInfo]:
         """Return the live sandboxes of this home, oldest first."""
         return through(AsyncSandbox.list(**arguments))
 
@@ -94,9 +94,7 @@ class Sandbox:
     ) -> SnapshotInfo:
         """Freeze the disk into a snapshot; the sandbox goes on, unless `stop`."""
         return through(
-            self._inner.checkpoint(
-                wait, timeout, poll_interval, checkpoint_type, wait_until, stop=stop, label=label
-            )
+            self._inner.checkpoint(wait, timeout, poll_interval, checkpoint_type, wait_until, stop=stop, label=label)
         )
 
     def run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ _V2_WANTED = ("memory", "pids", "cpu")
 _CPU_PERIOD_US = 100_000
 _MIB = 1 << 20
 _REMOVAL_DEADLINE_S = 2.0
+_PAUSE_S = 0.002
 
 PREFIX = "worldfork-"
 """Every cgroup directory of ours starts with this, then the sandbox id."""
@@ -157,6 +159,11 @@ def remove_groups(directories: Iterable[str]) -> list[str]:
     return left
 
 
+def _pause() -> None:
+    # The kernel tells nobody when the last process of a version 1 group is gone.
+    select.select([], [], [], _PAUSE_S)
+
+
 def _remove_group(directory: str, deadline: float) -> bool:
     while True:
         try:
@@ -166,6 +173,6 @@ def _remove_group(directory: str, deadline: float) -> bool:
         except OSError:
             if time.monotonic() > deadline:
                 return False
-            time.sleep(0.002)
+            _pause()
         else:
             return True

@@ -19,7 +19,7 @@ from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox import wire
 from worldfork.sandbox.cgroups import CgroupLayout, detect_layout
 from worldfork.sandbox.connection import Connection
-from worldfork.sandbox.driver import Capabilities, Ground, StartPlan, Started
+from worldfork.sandbox.driver import Capabilities, Ground, Started, StartPlan
 from worldfork.sandbox.program import encode_plan, spawn
 from worldfork.sandbox.remedies import explain
 
@@ -53,9 +53,7 @@ class NamespaceDriver:
 
     def capabilities(self) -> Capabilities:
         """Return what this driver can do here."""
-        return Capabilities(
-            form=self.form, rename_base_dirs=self.form == "trusted", limits=self.layout.limited
-        )
+        return Capabilities(form=self.form, rename_base_dirs=self.form == "trusted", limits=self.layout.limited)
 
     def cgroups_of(self, sandbox_id: str) -> tuple[str, ...]:
         """Return the cgroup directories that `start` will make."""
@@ -202,11 +200,16 @@ async def _exactly(sock: socket.socket, size: int) -> bytes:
 async def _readable(sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(sock, lambda: ready.done() or ready.set_result(None))
+    loop.add_reader(sock, _settle, ready)
     try:
         await ready
     finally:
         loop.remove_reader(sock)
+
+
+def _settle(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
 
 def _wait_and_close(pid: int, sock: socket.socket) -> None:

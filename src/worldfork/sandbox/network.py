@@ -74,7 +74,8 @@ def host_network(environ: Mapping[str, str], names: tuple[str, ...] = HOST_SETTI
 
 def _pip_configuration(environ: Mapping[str, str]) -> dict[str, str]:
     home = Path(environ.get("HOME", "/root"))
-    files = [Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf"), home / ".pip/pip.conf", home / ".config/pip/pip.conf"]
+    files = [Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf")]
+    files += [home / ".pip/pip.conf", home / ".config/pip/pip.conf"]
     if environ.get("PIP_CONFIG_FILE"):
         files.append(Path(environ["PIP_CONFIG_FILE"]))
     settings: dict[str, str] = {}

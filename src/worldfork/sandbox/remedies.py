@@ -26,9 +26,7 @@ KUBERNETES = (
 def in_container() -> bool:
     """Whether this process seems to live in a container, so that its remedies apply."""
     return (
-        os.path.exists("/.dockerenv")
-        or os.path.exists("/run/.containerenv")
-        or "KUBERNETES_SERVICE_HOST" in os.environ
+        os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv") or "KUBERNETES_SERVICE_HOST" in os.environ
     )
 
 
@@ -60,7 +58,9 @@ def explain(step: str, number: int, sandbox_id: str) -> SandboxError:
         )
     refused = number in (errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENODEV, errno.ENOSYS, errno.EUSERS)
     if refused and step.startswith("userns"):
-        return DriverUnavailable(f"this user may not make user namespaces: {text}", remedy=user_namespace_remedy(), **fields)
+        return DriverUnavailable(
+            f"this user may not make user namespaces: {text}", remedy=user_namespace_remedy(), **fields
+        )
     if refused and step.startswith("overlay"):
         return DriverUnavailable(
             f"the kernel refused an overlay: {text}",
@@ -73,7 +73,9 @@ def explain(step: str, number: int, sandbox_id: str) -> SandboxError:
         return DriverUnavailable(f"the kernel refused a sandbox: {text}", remedy=remedy, **fields)
     if number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN):
         return LaunchFailed(
-            f"the host is at a limit: {text}", remedy="start fewer sandboxes at a time, or raise ulimit -n and -u", **fields
+            f"the host is at a limit: {text}",
+            remedy="start fewer sandboxes at a time, or raise ulimit -n and -u",
+            **fields,
         )
     return LaunchFailed(f"the sandbox did not start: {text}", remedy="see `worldfork doctor`", **fields)
 

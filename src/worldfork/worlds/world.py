@@ -15,9 +15,7 @@ from worldfork.lineage.snapshots import SnapshotInfo, snapshot_info, wait_durabl
 from worldfork.lineage.synchronous import Sandbox
 
 
-async def async_world(
-    key: str, build: Callable[[AsyncSandbox], Awaitable[None] | None], **create: Any
-) -> SnapshotInfo:
+async def async_world(key: str, build: Callable[[AsyncSandbox], Awaitable[None] | None], **create: Any) -> SnapshotInfo:
     """Return the snapshot called `key`; the first to ask builds it in a fresh sandbox, the others wait.
 
     A builder that fails or is killed frees the key, and the next one tries. The snapshot is durable when this
