@@ -29,9 +29,7 @@ _U64: Final = struct.Struct("<Q")
 class Link(Protocol):
     """What a process needs of its connection."""
 
-    @property
-    def sandbox_id(self) -> str:
-        """For errors."""
+    sandbox_id: str
 
     def send(self, data: bytes) -> None:
         """Send whole frames."""
@@ -142,7 +140,7 @@ class Process:
                 self._check_stdin()
         finally:
             self._input.abandon()
-            self._notify()
+            _wake(self._waiters)
 
     def close_stdin(self) -> None:
         """Send the end of input after what was written. May be called twice."""
@@ -199,15 +197,13 @@ class Process:
         self.kill()
         self._drop_output()
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_s
-        end = loop.create_future()
+        deadline_s, end = loop.time() + timeout_s, loop.create_future()
         self._end_waiters.append(end)
         while not self.ended and (left_s := deadline_s - loop.time()) > 0:
             try:
                 await asyncio.wait((end,), timeout=left_s)
             except asyncio.CancelledError:
-                # The caller is to pass on the first cancellation; until the tree is gone, more change nothing.
-                continue
+                continue  # the caller passes on the first; until the tree is gone, more change nothing
 
     def on_frame(self, kind: int, payload: bytes) -> bool:
         """Take one frame of this channel; True when it was the last."""
@@ -220,10 +216,10 @@ class Process:
         elif kind == wire.STDIN_CREDIT:
             self._input.grant(wire.Cursor(payload).u32())
             self._pump()
-            self._notify()
+            _wake(self._waiters)
         elif kind == wire.STARTED:
             self.pid = wire.Cursor(payload).u32()
-            self._notify()
+            _wake(self._waiters)
         elif kind == wire.TRUNCATED:
             self.truncated_bytes += wire.Cursor(payload).take(_U64)[0]
         elif kind == wire.REPLY:
@@ -247,7 +243,7 @@ class Process:
             self._grant(len(data))
         else:
             self._queue.append((stream, data))
-            self._notify()
+            _wake(self._waiters)
 
     def _drop_output(self) -> None:
         """Count what is queued as taken, and gather the rest into nothing."""
@@ -272,8 +268,7 @@ class Process:
     def _finish(self, ending: wire.Ending) -> None:
         output = self._output or Output(0)
         if self._output is None and ending.reason == wire.REASON_NOT_STARTED:
-            # Output is the consumer's, but why a command did not start belongs to its result too.
-            output = Output(_WORDS_BYTES)
+            output = Output(_WORDS_BYTES)  # the consumer's too, but a result says why there was no start
             for _, data in self._queue:
                 output.stderr.add(data)
         self._result = command_result(ending, output, self._program, limited=self._limited)
@@ -288,11 +283,8 @@ class Process:
 
     def _close(self) -> None:
         self.ended = True
-        self._notify()
-        _wake(self._end_waiters)
-
-    def _notify(self) -> None:
         _wake(self._waiters)
+        _wake(self._end_waiters)
 
 
 async def _next(waiters: list[asyncio.Future[None]]) -> None:
