@@ -126,18 +126,6 @@ def is_untouched(upper: str, top: str) -> bool:
     )  # fmt: skip
 
 
-def tree_bytes(path: str | Path) -> int:
-    """Return the bytes that a tree takes on disk, links counted once."""
-    total, seen = 0, set()
-    for _, info in _walk(Path(path)):
-        if info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode):
-            if info.st_ino in seen:
-                continue
-            seen.add(info.st_ino)
-        total += info.st_blocks * 512
-    return total
-
-
 def _walk(top: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Yield (path below `top`, lstat) parents first, `top` itself as an empty path."""
     yield "", os.lstat(top)

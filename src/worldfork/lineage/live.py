@@ -48,7 +48,7 @@ class Live:
         if started:
             self._connections[asyncio.get_running_loop()] = started.connection
         if started and not facts.detached:
-            place.live[facts.sandbox_id] = self
+            place.adopt(self)
         _all.add(self)
 
     @property
@@ -107,6 +107,8 @@ class Live:
     def condemn(self, why: Callable[[], SandboxError]) -> None:
         """Kill its PID 1 and make every later call raise what `why` returns. Not blocking."""
         self._why = why
+        for connection in list(self._connections.values()):
+            connection.epitaph = why
         self._kill()
 
     async def end(self) -> None:

@@ -22,6 +22,7 @@ from worldfork.store.home import open_home
 from worldfork.store.store import Holder, Store, SweepReport
 
 if TYPE_CHECKING:
+    from worldfork.lineage.disk import DiskWatch
     from worldfork.lineage.live import Live
 
 _T = TypeVar("_T")
@@ -47,7 +48,17 @@ class Place:
         # Synchronising and removing take long; they must not keep a fork waiting.
         self._slow = ThreadPoolExecutor(1, thread_name_prefix="worldfork-slow")
         self._durable: dict[str, Future[None]] = {}
+        self._watch: DiskWatch | None = None
         self._slow.submit(self._settle)
+
+    def adopt(self, live: Live) -> None:
+        """Own a sandbox: it ends with this process, and the disk it takes is watched."""
+        self.live[live.sandbox_id] = live
+        if self._watch is None:
+            from worldfork.lineage.disk import DiskWatch
+
+            self._watch = DiskWatch(str(self.home.run), self.settings.reserve_bytes, lambda: list(self.live.values()))
+        self._watch.start()
 
     async def work(self, call: Callable[[], _T]) -> _T:
         """Run a blocking call of the store in a worker thread; a cancelled caller still waits for its end."""
@@ -140,6 +151,8 @@ class Place:
         """End what this process owns and finish what it promised. Idempotent; blocking."""
         for live in list(self.live.values()):
             live.end_now()
+        if self._watch is not None:
+            self._watch.stop()
         self._workers.shutdown(wait=True)
         self._slow.shutdown(wait=True)
         with contextlib.suppress(WorldforkError, OSError):

@@ -67,6 +67,7 @@ class Transport:
         "closed",
         "descriptor_calls",
         "descriptors",
+        "epitaph",
         "sandbox_id",
     )
 
@@ -86,6 +87,8 @@ class Transport:
         self.descriptors: list[int] = []
         """Received and not yet taken by a call."""
         self._ending = ""
+        self.epitaph: Callable[[], SandboxError] | None = None
+        """Says why the sandbox was ended, where somebody on this side did it for a reason."""
         sock.setblocking(False)
         _follow_fork()
         _live.add(self)
@@ -140,8 +143,10 @@ class Transport:
             self._last_channel = self._last_channel % 0xFFFF_FFFF + 1
         return self._last_channel
 
-    def death(self) -> SandboxDied:
+    def death(self) -> SandboxError:
         """The error of every call on an ended connection."""
+        if self.epitaph is not None:
+            return self.epitaph()
         return SandboxDied(
             f"sandbox {self.sandbox_id} is gone: {self._ending}",
             remedy="restore or fork its last snapshot; a sandbox that died is never replaced silently",

@@ -1,0 +1,143 @@
+"""Watching how much disk live sandboxes take: their own limits, and the reserve that the host keeps free.
+
+File systems that limit a directory are rare, so the difference of each sandbox is measured from time to time. What
+one file may take is limited by the kernel at once (`Live.rlimits`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from worldfork.core.errors import OutOfSpace, SandboxError
+from worldfork.lineage.live import Live
+
+_INTERVAL_S = 0.5
+_REST_FACTOR = 20
+"""After a measurement the sandbox is left alone for this many times as long as the measurement took."""
+_WRITER_SHARE = 64
+"""A sandbox counts as a writer to stop when it takes more than this fraction of the reserve."""
+_MIB = 1 << 20
+_log = logging.getLogger("worldfork")
+
+
+@dataclass
+class _Measured:
+    size_bytes: int
+    due_s: float
+    """When to look again, on the monotonic clock."""
+
+
+class DiskWatch:
+    """One thread for all sandboxes that this process owns; it runs while there are any."""
+
+    def __init__(self, directory: str, reserve_bytes: int, living: Callable[[], Iterable[Live]]) -> None:
+        self._directory = directory
+        self._reserve_bytes = reserve_bytes
+        self._living = living
+        self._measured: dict[str, _Measured] = {}
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to watch; does nothing when it is watching already."""
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._watch, name="worldfork-disk", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching. Blocking, for as long as one measurement takes."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_INTERVAL_S):
+            with self._lock:
+                if not list(self._living()):
+                    self._thread = None
+                    return
+            try:
+                self.look()
+            except OSError as error:
+                _log.warning("the disk could not be watched: %s", error)
+
+    def look(self) -> None:
+        """Measure what is due, and end who takes too much."""
+        living = list(self._living())
+        names = {live.sandbox_id for live in living}
+        self._measured = {name: seen for name, seen in self._measured.items() if name in names}
+        for live in living:
+            limit_mb = live.facts.limits.disk_mb
+            if limit_mb is not None and self._size_of(live) > limit_mb * _MIB:
+                live.condemn(_own_limit(live.sandbox_id, limit_mb))
+        status = os.statvfs(self._directory)
+        free_bytes = status.f_bavail * status.f_frsize
+        if free_bytes < self._reserve_bytes:
+            self._stop_largest(living, free_bytes)
+
+    def _stop_largest(self, living: list[Live], free_bytes: int) -> None:
+        sizes = {live.sandbox_id: self._size_of(live) for live in living}
+        largest = max(living, key=lambda live: sizes[live.sandbox_id], default=None)
+        if largest is not None and sizes[largest.sandbox_id] > self._reserve_bytes // _WRITER_SHARE:
+            largest.condemn(_host_reserve(largest.sandbox_id, free_bytes, self._reserve_bytes))
+
+    def _size_of(self, live: Live) -> int:
+        seen = self._measured.get(live.sandbox_id)
+        now_s = time.monotonic()
+        if seen is None or now_s >= seen.due_s:
+            size_bytes = tree_bytes(f"{live.facts.run}/upper.{live.facts.generation}")
+            took_s = time.monotonic() - now_s
+            seen = _Measured(size_bytes, time.monotonic() + took_s * _REST_FACTOR)
+            self._measured[live.sandbox_id] = seen
+        return seen.size_bytes
+
+
+def tree_bytes(top: str) -> int:
+    """Return the bytes that a tree takes on disk now, links counted once; what vanishes meanwhile is left out."""
+    total = 0
+    linked: set[int] = set()
+    waiting = [top]
+    while waiting:
+        try:
+            entries = list(os.scandir(waiting.pop()))
+        except OSError:
+            continue  # gone, or closed to this user
+        for entry in entries:
+            try:
+                info = entry.stat(follow_symlinks=False)
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif info.st_nlink > 1:
+                    if info.st_ino in linked:
+                        continue
+                    linked.add(info.st_ino)
+            except OSError:
+                continue
+            total += info.st_blocks * 512
+    return total
+
+
+def _own_limit(sandbox_id: str, limit_mb: int) -> Callable[[], SandboxError]:
+    return lambda: OutOfSpace(
+        f"sandbox {sandbox_id} was ended: it took more than its {limit_mb} MiB of disk",
+        remedy="give it a larger disk_mb",
+        scope="sandbox",
+        sandbox_id=sandbox_id,
+    )
+
+
+def _host_reserve(sandbox_id: str, free_bytes: int, reserve_bytes: int) -> Callable[[], SandboxError]:
+    return lambda: OutOfSpace(
+        f"sandbox {sandbox_id} was ended: only {free_bytes >> 20} MiB of the host's disk were free, less than the "
+        f"reserve of {reserve_bytes >> 20} MiB, and it had written the most",
+        remedy="free disk space, or lower WORLDFORK_RESERVE_BYTES",
+        scope="host",
+        sandbox_id=sandbox_id,
+    )
