@@ -9,58 +9,43 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from worldfork.core.errors import ConfigError as ConfigError
-    from worldfork.core.errors import NotFound as NotFound
-    from worldfork.core.errors import SandboxDied as SandboxDied
-    from worldfork.core.errors import SandboxError as SandboxError
-    from worldfork.core.errors import WorldforkError as WorldforkError
-    from worldfork.lineage.asynchronous import AsyncSandbox as AsyncSandbox
-    from worldfork.lineage.snapshots import ForkResult as ForkResult
-    from worldfork.lineage.snapshots import ForkResults as ForkResults
-    from worldfork.lineage.snapshots import SnapshotInfo as SnapshotInfo
-    from worldfork.lineage.synchronous import Sandbox as Sandbox
-    from worldfork.records.sandbox import SandboxInfo as SandboxInfo
-    from worldfork.records.sandbox import SandboxStatus as SandboxStatus
-    from worldfork.records.snapshot import CheckpointType as CheckpointType
-    from worldfork.records.snapshot import SnapshotStatus as SnapshotStatus
-    from worldfork.records.snapshot import SnapshotWaitCondition as SnapshotWaitCondition
-    from worldfork.sandbox.command import CommandResult as CommandResult
+    from worldfork.core.errors import ConfigError, NotFound, SandboxDied, SandboxError, WorldforkError
+    from worldfork.lineage.asynchronous import AsyncSandbox
+    from worldfork.lineage.snapshots import ForkResult, ForkResults, SnapshotInfo
+    from worldfork.lineage.synchronous import Sandbox
+    from worldfork.records.sandbox import SandboxInfo, SandboxStatus
+    from worldfork.records.snapshot import CheckpointType, SnapshotStatus, SnapshotWaitCondition
+    from worldfork.sandbox.command import CommandResult
     from worldfork.sandbox.command import Reason as CommandExitReason
-    from worldfork.worlds.world import async_world as async_world
-    from worldfork.worlds.world import world as world
+    from worldfork.worlds.world import async_world, world
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "AsyncSandbox": "lineage.asynchronous",
-    "CheckpointType": "records.snapshot",
-    "CommandExitReason": "sandbox.command:Reason",
-    "CommandResult": "sandbox.command",
-    "ConfigError": "core.errors",
-    "ForkResult": "lineage.snapshots",
-    "ForkResults": "lineage.snapshots",
-    "NotFound": "core.errors",
-    "Sandbox": "lineage.synchronous",
-    "SandboxDied": "core.errors",
-    "SandboxError": "core.errors",
-    "SandboxInfo": "records.sandbox",
-    "SandboxStatus": "records.sandbox",
-    "SnapshotInfo": "lineage.snapshots",
-    "SnapshotStatus": "records.snapshot",
-    "SnapshotWaitCondition": "records.snapshot",
-    "WorldforkError": "core.errors",
-    "async_world": "worlds.world",
-    "world": "worlds.world",
-}
+# fmt: off
+__all__ = [
+    "AsyncSandbox", "CheckpointType", "CommandExitReason", "CommandResult", "ConfigError", "ForkResult", "ForkResults",
+    "NotFound", "Sandbox", "SandboxDied", "SandboxError", "SandboxInfo", "SandboxStatus", "SnapshotInfo",
+    "SnapshotStatus", "SnapshotWaitCondition", "WorldforkError", "async_world", "world",
+]
 
-__all__ = [*_HOMES]  # the table above is the one place that names them
+_ROOMS = {
+    "core.errors": ("ConfigError", "NotFound", "SandboxDied", "SandboxError", "WorldforkError"),
+    "lineage.asynchronous": ("AsyncSandbox",),
+    "lineage.snapshots": ("ForkResult", "ForkResults", "SnapshotInfo"),
+    "lineage.synchronous": ("Sandbox",),
+    "records.sandbox": ("SandboxInfo", "SandboxStatus"),
+    "records.snapshot": ("CheckpointType", "SnapshotStatus", "SnapshotWaitCondition"),
+    "sandbox.command": ("CommandResult", "CommandExitReason"),
+    "worlds.world": ("async_world", "world"),
+}
+# fmt: on
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'worldfork' has no attribute {name!r}")
-    module, _, attribute = home.partition(":")
-    value = getattr(import_module(f"worldfork.{module}"), attribute or name)
-    globals()[name] = value
-    return value
+    for room, names in _ROOMS.items():
+        if name in names:
+            own_name = "Reason" if name == "CommandExitReason" else name
+            value = getattr(import_module(f"worldfork.{room}"), own_name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'worldfork' has no attribute {name!r}")

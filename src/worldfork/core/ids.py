@@ -33,7 +33,7 @@ def check_id(prefix: str, text: str) -> str:
         ConfigError: it is not.
     """
     head = f"{prefix}-"
-    if not isinstance(text, str) or not text.startswith(head) or not _BODY.fullmatch(text[len(head) :]):
+    if not text.startswith(head) or not _BODY.fullmatch(text[len(head) :]):
         kind = PREFIXES.get(prefix, prefix)
         raise ConfigError(f"{text!r} is not a {kind} id", remedy=f"ids look like {head}k3v7q2abcd5efgh6", text=text)
     return text

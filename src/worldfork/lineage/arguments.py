@@ -16,6 +16,9 @@ REMOTE_ONLY = frozenset({
 })  # fmt: skip
 """About reaching a remote service. They are taken, so that a program runs unchanged, and mean nothing here."""
 
+OWN_EXTRAS = ("driver", "host_settings", "allow_changed_base")
+"""Arguments of ours that few need."""
+
 UNSUPPORTED = {
     "gpus": "the namespace driver has no GPUs",
     "gpu": "the namespace driver has no GPUs",

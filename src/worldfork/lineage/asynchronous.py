@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from worldfork.core.errors import ConfigError, NotFound
-from worldfork.lineage.arguments import check_foreign, choose_base, start_options
+from worldfork.lineage.arguments import OWN_EXTRAS, check_foreign, choose_base, start_options
 from worldfork.lineage.calls import Calls
 from worldfork.lineage.checkpoint import checkpoint, left_out
 from worldfork.lineage.fork import fork_snapshot
@@ -18,7 +18,7 @@ from worldfork.lineage.place import Place, is_open, place
 from worldfork.lineage.snapshots import ForkResult, ForkResults, SnapshotInfo, snapshot_info, wait_durable
 from worldfork.lineage.starting import start
 from worldfork.records.sandbox import SandboxFacts, SandboxInfo, SandboxStatus
-from worldfork.records.snapshot import CheckpointType, SnapshotWaitCondition
+from worldfork.records.snapshot import CheckpointType, SnapshotRecord, SnapshotWaitCondition
 from worldfork.store.store import Holder
 
 
@@ -76,33 +76,15 @@ class AsyncSandbox(Calls):
             DriverUnavailable, LaunchFailed, OutOfSpace: with the remedy.
         """
         del wait  # a sandbox here is ready when it exists
-        driver = foreign.pop("driver", "namespace")
-        extra = {key: foreign.pop(key) for key in ("host_settings", "allow_changed_base") if key in foreign}
+        extra = {key: foreign.pop(key) for key in OWN_EXTRAS if key in foreign}
         check_foreign(foreign)
-        if snapshot_id is not None and (image is not None or base is not None):
-            raise ConfigError("a snapshot brings its own base", remedy="leave out image and base")
         options = start_options(
-            fresh=snapshot_id is None,
-            name=name,
-            network=network,
-            allow_internet_access=allow_internet_access,
-            cpus=cpus,
-            memory_mb=memory_mb,
-            disk_mb=disk_mb,
-            pids=pids,
-            env=env,
-            user=user,
-            working_dir=working_dir,
-            detached=detached,
-            timeout_secs=timeout_secs,
-            driver=driver,
-            **extra,
-        )
+            fresh=snapshot_id is None, name=name, network=network, allow_internet_access=allow_internet_access,
+            cpus=cpus, memory_mb=memory_mb, disk_mb=disk_mb, pids=pids, env=env, user=user, working_dir=working_dir,
+            detached=detached, timeout_secs=timeout_secs, **extra,
+        )  # fmt: skip
         here = await _here()
-        if snapshot_id is None:
-            record = await base_snapshot(here, choose_base(image, base))
-        else:
-            record = await here.work(lambda: here.store.snapshot(snapshot_id))
+        record = await _starting_point(here, snapshot_id, image, base)
         chosen = choose_seeds(None if seed is None else [seed], 1)[0]
         return cls(await start(here, record, options, seed=chosen), owned=True)
 
@@ -116,11 +98,11 @@ class AsyncSandbox(Calls):
         check_foreign(foreign)
         here = await _here()
         known = here.live.get(sandbox_id)
-        if known is not None and not known.over:
+        if known is not None and known.alive():
             return cls(known, owned=False)
         holder = await here.work(lambda: _find(here, sandbox_id))
         known = here.live.get(holder.holder_id)
-        if known is None or known.over:
+        if known is None or not known.alive():
             known = Live(here, SandboxFacts.from_json(holder.facts))
         return cls(known, owned=False)
 
@@ -305,6 +287,14 @@ class AsyncSandbox(Calls):
 async def _here() -> Place:
     # Opening takes disk; once it is open, asking for it costs nothing.
     return place() if is_open() else await asyncio.get_running_loop().run_in_executor(None, place)
+
+
+async def _starting_point(here: Place, snapshot_id: str | None, image: str | None, base: str | None) -> SnapshotRecord:
+    if snapshot_id is None:
+        return await base_snapshot(here, choose_base(image, base))
+    if image is not None or base is not None:
+        raise ConfigError("a snapshot brings its own base", remedy="leave out image and base")
+    return await here.work(lambda: here.store.snapshot(snapshot_id))
 
 
 def _living(here: Place) -> Iterator[Holder]:

@@ -47,7 +47,7 @@ class Live:
         self._sync_fd: int | None = os.open(facts.run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if started:
             self._connections[asyncio.get_running_loop()] = started.connection
-        if started and not facts.detached:
+        if started:
             place.adopt(self)
         _all.add(self)
 
@@ -71,6 +71,7 @@ class Live:
         if self._why is not None:
             raise self._why()
         loop = asyncio.get_running_loop()
+        self._drop_ended_loops()
         found = self._connections.get(loop)
         if found is None or (found.closed.is_set() and self.alive()):
             found = self._connections[loop] = await self._connect()
@@ -126,6 +127,9 @@ class Live:
     def end_now(self) -> None:
         """The same without an event loop, for the end of the interpreter. Blocking."""
         if self._over or self._owner_pid != os.getpid():
+            return
+        if self.facts.detached:
+            self._close_descriptors()
             return
         self._over = True
         self._kill()
@@ -184,6 +188,13 @@ class Live:
             sock.close()
             raise self._gone(f"nobody answers at its socket ({error.strerror})") from error
         return await Connection.open(sock, sandbox_id=self.sandbox_id)
+
+    def _drop_ended_loops(self) -> None:
+        """Close the connections of event loops that are closed; nobody else will."""
+        for loop, connection in list(self._connections.items()):
+            if loop.is_closed():
+                del self._connections[loop]
+                connection.abandon()
 
     def _gone(self, why: str) -> SandboxDied:
         return SandboxDied(

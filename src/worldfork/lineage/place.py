@@ -43,7 +43,7 @@ class Place:
         self.store = Store.open(self.home)
         self.driver = NamespaceDriver(settings)
         self.live: dict[str, Live] = {}
-        """Sandboxes that this process owns and that end with it, by id."""
+        """Sandboxes that this process started, by id; all but the detached ones end with it."""
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="worldfork-work")
         # Synchronising and removing take long; they must not keep a fork waiting.
         self._slow = ThreadPoolExecutor(1, thread_name_prefix="worldfork-slow")
@@ -52,7 +52,7 @@ class Place:
         self._slow.submit(self._settle)
 
     def adopt(self, live: Live) -> None:
-        """Own a sandbox: it ends with this process, and the disk it takes is watched."""
+        """Keep a sandbox that this process started, and watch the disk it takes."""
         self.live[live.sandbox_id] = live
         if self._watch is None:
             from worldfork.lineage.disk import DiskWatch
@@ -151,6 +151,7 @@ class Place:
         """End what this process owns and finish what it promised. Idempotent; blocking."""
         for live in list(self.live.values()):
             live.end_now()
+        self.live.clear()
         if self._watch is not None:
             self._watch.stop()
         self._workers.shutdown(wait=True)

@@ -23,8 +23,8 @@ KUBERNETES = (
 )
 
 
-def in_container() -> bool:
-    """Whether this process seems to live in a container, so that its remedies apply."""
+def in_docker() -> bool:
+    """Whether this process seems to live under Docker, Podman or Kubernetes, so that their remedies apply."""
     return (
         os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv") or "KUBERNETES_SERVICE_HOST" in os.environ
     )
@@ -42,7 +42,7 @@ def user_namespace_remedy() -> str:
         return "sudo sysctl -w user.max_user_namespaces=15000"
     if _number(CLONE_SWITCH) == 0:
         return "sudo sysctl -w kernel.unprivileged_userns_clone=1"
-    return _outside() if in_container() else "run as root, or ask whoever runs this host to allow user namespaces"
+    return _outside() if in_docker() else "run as root, or ask whoever runs this host to allow user namespaces"
 
 
 def explain(step: str, number: int, sandbox_id: str) -> SandboxError:
@@ -69,7 +69,7 @@ def explain(step: str, number: int, sandbox_id: str) -> SandboxError:
             **fields,
         )
     if refused and step.startswith(("namespaces", "making mounts", "mounting proc")):
-        remedy = _outside() if in_container() else "run as root, or see `worldfork doctor`"
+        remedy = _outside() if in_docker() else "run as root, or see `worldfork doctor`"
         return DriverUnavailable(f"the kernel refused a sandbox: {text}", remedy=remedy, **fields)
     if number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN):
         return LaunchFailed(
