@@ -77,9 +77,8 @@ def _build(world: Sandbox, say: Callable[[str], None], began_s: float, *, quiet:
         notes: list[str] = []
         facts = build_world(world, notes.append)
     build_s = time.perf_counter() - began_s
-    say(
-        f"1. Build     {', '.join(facts.packages) or 'the standard library'} and the state that code left: {build_s:.1f} s"
-    )
+    names = ", ".join(facts.packages) or "the standard library"
+    say(f"1. Build     {names} and the state that code left: {build_s:.1f} s")
     for text in notes:
         say(text)
     return facts, build_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
@@ -14,6 +15,8 @@ from worldfork.records.task import Task
 from worldfork.reward.advantages import group_advantages
 from worldfork.reward.places import TASK_DIRECTORY, inside_task
 from worldfork.rollout.demo_task import DEMO_REWARDS, demo_candidates, demo_task
+from worldfork.rollout.group import run_group
+from worldfork.rollout.policies import CandidatesPolicy
 
 PLAIN_TIMEOUT_S = 60.0
 
@@ -107,6 +110,16 @@ def _line(episode: dict[str, Any]) -> tuple[int, float | None, int, int, str]:
         len(episode["expected"]),
         "" if failure is None else failure["message"],
     )
+
+
+def _by_verifier(snapshot_id: str) -> list[dict[str, Any]]:
+    """Grade with the library: the same calls that `worldfork rollout` makes, on a world of our own."""
+    policy = CandidatesPolicy(demo_candidates())
+    world = Sandbox.get_snapshot(snapshot_id)
+    group = asyncio.run(run_group(demo_task(), policy, len(policy), world=world))
+    for start in {episode.snapshot_id for episode in group.episodes} - {None, snapshot_id}:
+        Sandbox.delete_snapshot(str(start))
+    return [episode.to_json() for episode in group.episodes]
 
 
 def _by_hand(snapshot_id: str) -> list[dict[str, Any]]:

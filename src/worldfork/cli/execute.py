@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
@@ -98,9 +99,9 @@ async def _follow(
     size = _terminal_size() if terminal else None
     if terminal:
         env.setdefault("TERM", os.environ.get("TERM", "xterm"))
-    process = await sandbox.stream(
-        argv, env=env, user=user, working_dir=working_dir, timeout=timeout, stdin=stdin, tty=size
-    )
+    spec = sandbox._spec(tuple(argv), env, working_dir, timeout, user, stdin=stdin)
+    connection = await sandbox._live.connection()
+    process = await connection.start(dataclasses.replace(spec, tty=size))
     with _raw_terminal(terminal):
         _pass_signals(process, terminal=terminal)
         if stdin:
@@ -112,7 +113,7 @@ async def _follow(
             process.kill()
             await process.wait()
             return PIPE_CLOSED
-        result = await process.result()
+        result = await process.wait()
     if result.reason is Reason.NOT_STARTED:
         await asyncio.to_thread(_write_all, 2, result.stderr_bytes)
     elif result.reason is Reason.TIMED_OUT:

@@ -114,7 +114,7 @@ class _Shown:
 
     def advance(self, text: str | None = None) -> None:
         """Move the bar."""
-        self._progress.update(self._task, advance=1, **({} if text is None else {"description": text}))
+        self._progress.update(self._task, advance=1, description=text)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import typer
 from worldfork import Sandbox
 from worldfork.cli.boundary import OK, PARTIAL, exit_code, verb
 from worldfork.cli.printing import print_error, print_json, print_line, print_table, progress
-from worldfork.cli.shapes import sandbox_shape, when
+from worldfork.cli.shapes import when
 from worldfork.core.errors import ConfigError, WorldforkError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text; errors too.")]
@@ -71,7 +71,7 @@ def create(
     with progress("starting a sandbox", quiet=as_json):
         sandbox = Sandbox.create(detached=True, **given)
     if as_json:
-        print_json(sandbox_shape(sandbox.info()))
+        print_json(sandbox.info().to_json())
     else:
         print_line(sandbox.sandbox_id)
     sandbox.close()
@@ -83,7 +83,7 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List the live sandboxes of this home."""
-    found = [sandbox_shape(info) for info in Sandbox.list()]
+    found = [info.to_json() for info in Sandbox.list()]
     if as_json:
         print_json(found)
     elif quiet:

@@ -1,4 +1,4 @@
-"""The JSON shapes of the command line. Programs read them: keys are added, never renamed or dropped."""
+"""JSON shapes that are the command line's own. Programs read them: keys are added, never renamed or dropped."""
 
 from __future__ import annotations
 
@@ -6,31 +6,12 @@ import datetime
 from typing import Any
 
 from worldfork.core.errors import WorldforkError
-from worldfork.records.sandbox import SandboxInfo
-from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.command import CommandResult
 
 
-def sandbox_shape(info: SandboxInfo) -> dict[str, Any]:
-    """Return the facts of a live sandbox."""
-    return info.to_json()
-
-
-def snapshot_shape(record: SnapshotRecord) -> dict[str, Any]:
-    """Return the facts of a snapshot."""
-    return {
-        "snapshot_id": record.snapshot_id,
-        "label": record.label,
-        "state": record.state,
-        "kind": record.kind,
-        "form": record.form,
-        "base": str(record.base.get("kind", "")),
-        "parent_id": record.parent_id,
-        "sandbox_id": record.sandbox_id,
-        "layers": len(record.layers),
-        "size_bytes": record.size_bytes,
-        "created_s": record.created_s,
-    }
+def typed(error: Exception) -> WorldforkError:
+    """Return an error of the library as it is, and a foreign one in its root's clothes."""
+    return error if isinstance(error, WorldforkError) else WorldforkError(f"{type(error).__name__}: {error}")
 
 
 def error_shape(error: WorldforkError) -> dict[str, Any]:

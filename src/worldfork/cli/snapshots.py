@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from worldfork import Sandbox
+from worldfork import ForkResult, Sandbox
 from worldfork.cli.boundary import OK, PARTIAL, exit_code, verb
-from worldfork.cli.printing import human_bytes, print_error, print_json, print_line, print_table, progress
+from worldfork.cli.printing import human_bytes, note, print_error, print_json, print_line, print_table, progress
 from worldfork.cli.sandboxes import AsJson, remove_each
-from worldfork.cli.shapes import error_shape, snapshot_shape, when
-from worldfork.core.errors import WorldforkError
-from worldfork.lineage.place import place
-from worldfork.records.snapshot import SnapshotRecord
+from worldfork.cli.shapes import error_shape, typed, when
 
 
 @verb
@@ -32,15 +29,12 @@ def checkpoint(
         info = Sandbox.connect(sandbox_id).checkpoint(
             stop=stop, label=label, timeout=timeout, wait_until="completed" if durable else "local_ready"
         )
+    for warning in info.warnings:
+        note(f"worldfork: {warning}")
     if as_json:
-        print_json(snapshot_shape(place().store.snapshot(info.snapshot_id)))
+        print_json(info.to_json())
     else:
         print_line(info.snapshot_id)
-
-
-def all_snapshots() -> list[SnapshotRecord]:
-    """Return what this home holds, the newest first."""
-    return place().store.snapshots()[::-1]
 
 
 snapshots = typer.Typer(help="List snapshots, or remove them with `rm`.", invoke_without_command=True)
@@ -56,7 +50,7 @@ def list_snapshots(
     """List the snapshots of this home, newest first; `snapshots rm ID...` removes some."""
     if context.invoked_subcommand is not None:
         return
-    found = [snapshot_shape(record) for record in all_snapshots()]
+    found = [info.to_json() for info in reversed(Sandbox.list_all_snapshots())]
     if as_json:
         print_json(found)
     elif quiet:
@@ -67,15 +61,15 @@ def list_snapshots(
             (
                 facts["snapshot_id"],
                 facts["label"],
-                facts["state"],
+                facts["status"],
                 facts["layers"],
                 human_bytes(facts["size_bytes"]),
                 facts["sandbox_id"],
-                when(facts["created_s"]),
+                when(facts["created_at"]),
             )
             for facts in found
         ]
-        columns = ("snapshot", "label", "state", "layers", "changed", "taken of", "created")
+        columns = ("snapshot", "label", "status", "layers", "changed", "taken of", "created")
         print_table(columns, rows, empty="There is no snapshot.")
 
 
@@ -98,27 +92,27 @@ def fork(
     as_json: AsJson = False,
 ) -> int:
     """Make sandboxes that share one state and go on after this command, and print their ids."""
-    whole = Sandbox.get_snapshot(source) if source.startswith("sn-") else Sandbox.connect(source)
+    options: dict[str, Any] = {"seeds": seed or None, "max_concurrency": concurrency, "detached": True}
     with progress(f"forking {count}", quiet=as_json):
-        results = whole.fork(count, seeds=seed or None, max_concurrency=concurrency, detached=True)
+        if source.startswith("sn-"):
+            results = Sandbox.fork_snapshot(source, count, **options)
+        else:
+            results = Sandbox.connect(source).fork(count, **options)
     if as_json:
-        print_json(
-            [
-                {
-                    "index": result.index,
-                    "sandbox_id": None if result.sandbox is None else result.sandbox.sandbox_id,
-                    "error": None if result.error is None else error_shape(result.error),
-                }
-                for result in results
-            ]
-        )
-    failed: list[WorldforkError] = []
+        print_json([_shape(result) for result in results])
     for result in results:
         if result.error is not None:
-            failed.append(result.error)
-            print_error(result.error, as_json=as_json)
-        elif result.sandbox is not None and not as_json:
-            print_line(result.sandbox.sandbox_id)
-    if not failed:
+            print_error(typed(result.error), as_json=as_json)
+        elif not as_json:
+            print_line(result.unwrap().sandbox_id)
+    if not results.errors:
         return OK
-    return PARTIAL if len(failed) < len(results) else exit_code(failed[0])
+    return PARTIAL if results.sandboxes else exit_code(typed(results.errors[0]))
+
+
+def _shape(result: ForkResult[Sandbox]) -> dict[str, Any]:
+    return {
+        "index": result.index,
+        "sandbox_id": None if result.sandbox is None else result.sandbox.sandbox_id,
+        "error": None if result.error is None else error_shape(typed(result.error)),
+    }

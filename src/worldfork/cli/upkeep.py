@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from worldfork.sandbox.probe import ProbeResult, probe
 
 import worldfork
 from worldfork.cli.boundary import OK, PARTIAL, exit_code, verb
@@ -19,6 +18,7 @@ from worldfork.cli.sandboxes import AsJson
 from worldfork.core.errors import ConfigError, DriverUnavailable
 from worldfork.core.settings import load_settings
 from worldfork.lineage.place import place
+from worldfork.sandbox.probe import ProbeResult, probe
 
 
 @verb

@@ -19,6 +19,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> type[played.PlayedSandbox]:
     class Fresh(played.PlayedSandbox):
         calls: ClassVar = []
         live: ClassVar = []
+        stored: ClassVar = []
         failing_forks: ClassVar[set[int]] = set()
 
     for module in (sandboxes, snapshots, execute):

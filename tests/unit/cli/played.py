@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from worldfork.core.errors import NotFound, WorldforkError
+from worldfork.core.errors import NotFound
+from worldfork.lineage.snapshots import ForkResult, ForkResults, SnapshotInfo
 from worldfork.records.sandbox import Limits, SandboxInfo, SandboxStatus
-from worldfork.records.snapshot import SnapshotRecord
+from worldfork.records.snapshot import CheckpointType, SnapshotStatus
 from worldfork.sandbox.command import CommandResult, Reason
 
 
@@ -30,19 +31,18 @@ def sandbox_info(sandbox_id: str = "sb-a", **changes: Any) -> SandboxInfo:
     return SandboxInfo(**{**facts, **changes})
 
 
-def snapshot_record(snapshot_id: str = "sn-a", **changes: Any) -> SnapshotRecord:
+def snapshot_info(snapshot_id: str = "sn-a", **changes: Any) -> SnapshotInfo:
     facts: dict[str, Any] = {
         "snapshot_id": snapshot_id,
-        "parent_id": None,
         "sandbox_id": "sb-a",
-        "created_s": 1_700_000_000.0,
-        "kind": "filesystem",
-        "state": "ready",
-        "form": "trusted",
-        "base": {"kind": "host"},
-        "layers": ("ly-b", "ly-a"),
+        "status": SnapshotStatus.LOCAL_READY,
+        "snapshot_type": CheckpointType.FILESYSTEM,
+        "created_at": 1_700_000_000.0,
+        "base_image": "host",
+        "parent_id": None,
+        "layers": 2,
     }
-    return SnapshotRecord(**{**facts, **changes})
+    return SnapshotInfo(**{**facts, **changes})
 
 
 def command_result(**changes: Any) -> CommandResult:
@@ -60,13 +60,6 @@ def command_result(**changes: Any) -> CommandResult:
 
 
 @dataclass
-class PlayedFork:
-    index: int
-    sandbox: PlayedSandbox | None = None
-    error: WorldforkError | None = None
-
-
-@dataclass
 class PlayedSandbox:
     """Stands where `Sandbox` does. Ids that hold "missing" are not found."""
 
@@ -74,8 +67,8 @@ class PlayedSandbox:
     calls: ClassVar[list[tuple[str, Any]]] = []
     result: ClassVar[CommandResult] = command_result()
     live: ClassVar[list[SandboxInfo]] = []
+    stored: ClassVar[list[SnapshotInfo]] = []
     failing_forks: ClassVar[set[int]] = set()
-    snapshot_id: str = field(default="sn-new")
 
     @classmethod
     def note(cls, name: str, facts: Any = None) -> None:
@@ -93,8 +86,8 @@ class PlayedSandbox:
         return cls(sandbox_id)
 
     @classmethod
-    def get_snapshot(cls, snapshot_id: str) -> PlayedSandbox:
-        return cls.connect(snapshot_id)
+    def list_all_snapshots(cls) -> list[SnapshotInfo]:
+        return cls.stored
 
     @classmethod
     def delete_snapshot(cls, snapshot_id: str) -> None:
@@ -118,15 +111,21 @@ class PlayedSandbox:
         self.note("run", (command, args, options))
         return self.result
 
-    def checkpoint(self, **options: Any) -> PlayedSandbox:
+    def checkpoint(self, **options: Any) -> SnapshotInfo:
         self.note("checkpoint", options)
-        return self
+        return snapshot_info("sn-new", warnings=("/dev/shm holds 1 file",))
 
-    def fork(self, n: int, **options: Any) -> list[PlayedFork]:
-        self.note("fork", (self.sandbox_id, n, options))
-        return [
-            PlayedFork(index, error=NotFound("the layer went"))
-            if index in self.failing_forks
-            else PlayedFork(index, PlayedSandbox(f"sb-{index}"))
-            for index in range(n)
-        ]
+    @classmethod
+    def fork_snapshot(cls, snapshot_id: str, n: int, **options: Any) -> ForkResults[PlayedSandbox]:
+        cls.note("fork", (snapshot_id, n, options))
+        return ForkResults(
+            [
+                ForkResult(index, None, OSError("no more of it"))
+                if index in cls.failing_forks
+                else ForkResult(index, cls(f"sb-{index}"), None)
+                for index in range(n)
+            ]
+        )
+
+    def fork(self, n: int, **options: Any) -> ForkResults[PlayedSandbox]:
+        return self.fork_snapshot(self.sandbox_id, n, **options)

@@ -8,8 +8,6 @@ import pytest
 from tests.unit.cli import played
 from tests.unit.cli.conftest import Invoke
 
-from worldfork.cli import snapshots
-
 Library = type[played.PlayedSandbox]
 
 
@@ -98,13 +96,14 @@ def test_rm_of_nothing_that_is_there_is_not_partial(library: Library, invoke: In
 def test_checkpoint(library: Library, invoke: Invoke) -> None:
     result = invoke("checkpoint", "sb-a", "--durable", "--label", "first", "--stop")
     assert (result.exit_code, result.stdout) == (0, "sn-new\n")
+    assert result.stderr == "worldfork: /dev/shm holds 1 file\n"
     options = {"stop": True, "label": "first", "timeout": 300.0, "wait_until": "completed"}
     assert library.calls == [("checkpoint", options)]
 
 
-def test_snapshots_are_listed_newest_first(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
-    records = [played.snapshot_record("sn-old"), played.snapshot_record("sn-new", label="first", size_bytes=2048)]
-    monkeypatch.setattr(snapshots, "all_snapshots", lambda: list(reversed(records)))
+def test_snapshots_are_listed_newest_first(library: Library, invoke: Invoke) -> None:
+    assert invoke("snapshots").stdout == "There is no snapshot.\n"
+    library.stored[:] = [played.snapshot_info("sn-old"), played.snapshot_info("sn-new", label="first", size_bytes=2048)]
     lines = invoke("snapshots").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["snapshot", "sn-new", "sn-old"]
     assert "2.0 KiB" in lines[1]
@@ -112,16 +111,16 @@ def test_snapshots_are_listed_newest_first(monkeypatch: pytest.MonkeyPatch, invo
     facts = json.loads(invoke("snapshots", "--json").stdout)[0]
     assert facts == {
         "snapshot_id": "sn-new",
-        "label": "first",
-        "state": "ready",
-        "kind": "filesystem",
-        "form": "trusted",
+        "sandbox_id": "sb-a",
+        "status": "local_ready",
+        "snapshot_type": "filesystem",
+        "created_at": 1_700_000_000.0,
         "base": "host",
         "parent_id": None,
-        "sandbox_id": "sb-a",
         "layers": 2,
         "size_bytes": 2048,
-        "created_s": 1_700_000_000.0,
+        "label": "first",
+        "warnings": [],
     }
 
 
@@ -145,9 +144,10 @@ def test_fork_keeps_what_worked(library: Library, invoke: Invoke) -> None:
     assert result.exit_code == 3
     found = json.loads(result.stdout)
     assert [each["sandbox_id"] for each in found] == ["sb-0", None, "sb-2"]
-    assert found[1]["error"]["code"] == "not_found"
+    assert found[1]["error"]["code"] == "worldfork"
+    assert "no more of it" in found[1]["error"]["message"]
     library.failing_forks.update({0, 2})
-    assert invoke("fork", "sb-a", "-n", "3").exit_code == 13
+    assert invoke("fork", "sb-a", "-n", "3").exit_code == 1
 
 
 @pytest.mark.parametrize("arguments", [("fork", "sn-a", "-n", "0"), ("create", "--cpus", "many"), ("no-such-verb",)])

@@ -1,0 +1,120 @@
+"""The verb rollout: tasks, a policy, graded groups."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from worldfork import Sandbox
+from worldfork.cli.boundary import OK, PARTIAL, verb
+from worldfork.cli.printing import note, print_json, print_line, print_table, progress
+from worldfork.cli.sandboxes import AsJson
+from worldfork.core.errors import ConfigError, StoreError, WorldforkError
+from worldfork.records.episode import Episode
+from worldfork.records.task import Task
+from worldfork.rollout.group import run_rollouts
+from worldfork.rollout.journal import Journal
+from worldfork.rollout.loading import load_tasks
+from worldfork.rollout.policies import policy_named
+
+JOURNAL = "episodes.jsonl"
+
+
+@verb
+def rollout(
+    tasks: Annotated[Path, typer.Argument(metavar="TASKS", help="Tasks, one JSON object a line.")],
+    policy: Annotated[str, typer.Option(help="nop, reference, or candidates:DIR.")],
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Size of each group.")] = 1,
+    run: Annotated[Path | None, typer.Option(help="Directory that keeps the episodes.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that is there.")] = False,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Rollouts at a time; default: processors.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Only the task of this id; may be repeated.")] = None,
+    world: Annotated[
+        str | None, typer.Option(help="Snapshot to lay the tasks over; it has pytest, pytest-timeout.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Run and grade groups of rollouts, and print their episodes."""
+    chosen = _chosen(load_tasks(tasks), task or [])
+    actor = policy_named(policy)
+    state = None if world is None else Sandbox.get_snapshot(world)
+    began_s = time.perf_counter()
+    with _journal(run, resume) as journal, progress("rolling out", total=len(chosen) * n, quiet=as_json) as steps:
+        episodes = asyncio.run(
+            run_rollouts(
+                chosen,
+                actor,
+                n=n,
+                world=state,
+                concurrency=concurrency,
+                journal=journal,
+                on_episode=lambda episode: steps.advance(episode.task_id),
+            )
+        )
+    if as_json:
+        print_json([episode.to_json() for episode in episodes])
+    else:
+        _print_groups(episodes, time.perf_counter() - began_s)
+    return PARTIAL if any(episode.failure is not None for episode in episodes) else OK
+
+
+def _chosen(tasks: list[Task], wanted: list[str]) -> list[Task]:
+    missing = sorted(set(wanted) - {task.task_id for task in tasks})
+    if missing:
+        raise ConfigError(f"there is no task {missing[0]!r} in the file", task_id=missing[0])
+    return [task for task in tasks if not wanted or task.task_id in wanted]
+
+
+@contextlib.contextmanager
+def _journal(run: Path | None, resume: bool) -> Iterator[Journal | None]:
+    if run is None:
+        if resume:
+            raise ConfigError("--resume needs the directory of the run", remedy="add --run DIR")
+        yield None
+        return
+    with Journal.open(run / JOURNAL) as journal:
+        if not resume and any(True for _ in journal.episodes()):
+            raise ConfigError(
+                f"{run} already holds a run",
+                remedy="add --resume to go on with it, or name another --run",
+                run=str(run),
+            )
+        try:
+            yield journal
+        except OSError as error:
+            if isinstance(error, WorldforkError):
+                raise
+            raise StoreError(f"the run in {run} could not be written: {error.strerror or error}") from error
+
+
+def _print_groups(episodes: Sequence[Episode], took_s: float) -> None:
+    rows = []
+    for task_id, members in groupby(episodes, key=lambda episode: episode.task_id):
+        group = list(members)
+        rewards = [episode.reward for episode in group if episode.reward is not None]
+        rows.append(
+            (
+                task_id,
+                len(group),
+                f"{statistics.fmean(rewards):.3f}" if rewards else None,
+                f"{min(rewards):.2f} to {max(rewards):.2f}" if rewards else None,
+                f"{max(len(episode.passed) for episode in group)}/{max(len(episode.expected) for episode in group)}",
+                len(group) - len(rewards),
+            )
+        )
+    print_table(("task", "rollouts", "mean reward", "rewards", "best passed", "failed"), rows)
+    scored = [episode.reward for episode in episodes if episode.reward is not None]
+    mean = f"mean reward {statistics.fmean(scored):.4f}, {scored.count(1.0)} with 1.0" if scored else "no reward"
+    print_line(f"\n{len(episodes)} rollouts in {took_s:.1f} s: {mean}, {len(episodes) - len(scored)} failed")
+    for episode in episodes:
+        if episode.failure is not None:
+            kind, message = episode.failure.kind.value, episode.failure.message
+            note(f"worldfork: {episode.task_id} rollout {episode.index} failed ({kind}): {message}")
