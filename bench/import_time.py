@@ -16,33 +16,28 @@ taken = time.perf_counter() - start
 import json
 print(json.dumps([taken, sorted(m.split('.')[0] for m in sys.modules)]))
 """
+_STATEMENTS = {
+    "import": "import worldfork",
+    "names": "from worldfork import AsyncSandbox, Sandbox, world",
+    "standard_library_floor": "import asyncio, sqlite3, subprocess",
+}
 _OPTIONAL = {"typer", "rich", "httpx", "starlette", "pydantic", "numpy", "ray", "pytest"}
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Measure the import, with an asyncio import beside it as the floor that the standard library sets."""
+    """Measure the import, the import with the names that load the library, and what the standard library takes."""
     loaded: set[str] = set()
 
-    def one() -> float:
-        taken, modules = json.loads(python_lines(_IMPORT).stdout)
+    def one(statement: str) -> float:
+        taken, modules = json.loads(python_lines(_IMPORT.replace("import worldfork", statement)).stdout)
         loaded.update(modules)
         return float(taken)
 
-    def floor() -> float:
-        return float(
-            json.loads(python_lines(_IMPORT.replace("import worldfork", "import asyncio, sqlite3, subprocess")).stdout)[
-                0
-            ]
-        )
-
-    one()
-    floor()
-    taken = interleave(options.samples(20, 3), {"worldfork": repeat(1, one), "floor": repeat(1, floor)})
-    values: dict[str, Any] = {
-        "import_worldfork": summary_ms(taken["worldfork"]),
-        "import_asyncio_sqlite3_subprocess": summary_ms(taken["floor"]),
-        "optional_packages_loaded": sorted(loaded & _OPTIONAL),
-    }
-    bars = [bar("import worldfork p50", values["import_worldfork"]["p50_ms"], BAR_MS, unit="ms")]
+    for statement in _STATEMENTS.values():
+        one(statement)
+    taken = interleave(options.samples(20, 3), {name: repeat(1, one, text) for name, text in _STATEMENTS.items()})
+    values: dict[str, Any] = {name: summary_ms(samples) for name, samples in taken.items()}
+    values["optional_packages_loaded"] = sorted(loaded & _OPTIONAL)
+    bars = [bar(f"{_STATEMENTS[name]}: p50", values[name]["p50_ms"], BAR_MS, unit="ms") for name in ("import", "names")]
     bars.append({"what": "no optional package loaded", "passed": not loaded & _OPTIONAL})
     return figure("import_time", "import of worldfork", values, bars)

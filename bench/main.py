@@ -63,7 +63,12 @@ def _take_apart(name: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description="Take the figures of SPEC.md.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"figures; by default all: {', '.join(FIGURES)}")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"figures, or how their names begin; by default all: {', '.join(FIGURES)}",
+    )
     parser.add_argument(
         "--json",
         nargs="?",
@@ -94,8 +99,8 @@ def _line(result: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Take the named figures. Returns 0, 1 when a bar was missed, 2 when a bench broke or was asked wrongly."""
     asked = _parser().parse_args(arguments)
-    names = asked.names or list(FIGURES)
-    unknown = [name for name in names if name not in FIGURES]
+    names = list(dict.fromkeys(figure for name in asked.names or [""] for figure in FIGURES if figure.startswith(name)))
+    unknown = [name for name in asked.names if not any(figure.startswith(name) for figure in FIGURES)]
     if unknown:
         say(f"bench: no figure {unknown[0]!r}; there are {', '.join(FIGURES)}")
         return 2
