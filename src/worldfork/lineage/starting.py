@@ -145,7 +145,6 @@ def prepare(place: Place, many: list[SandboxFacts]) -> None:
         for facts in many:
             run = Path(facts.run)
             os.mkdir(run, 0o700)
-            os.mkdir(run / "root", 0o700)
             if place.driver.overlay == "legacy":
                 os.mkdir(run / "scratch", 0o700)
             make_upper(ground_of(place, facts))

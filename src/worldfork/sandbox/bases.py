@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import stat
@@ -39,7 +40,15 @@ _ETC = (
 
 
 def host_base() -> Base:
-    """Describe the machine's own userland as a base: what is mounted, and its fingerprint."""
+    """Describe the machine's own userland as a base: what is mounted, and its fingerprint.
+
+    Cheap enough for every fork: it is worked out again only when a file that tells of a change has changed.
+    """
+    return _host_base(tuple(_signature(name) for name in _telling_files()))
+
+
+@functools.lru_cache(maxsize=1)
+def _host_base(signatures: tuple[str, ...]) -> Base:
     binds = [("/usr", "/usr")]
     for name in _TOP_DIRS:
         path = Path("/", name)
@@ -48,7 +57,26 @@ def host_base() -> Base:
     for prefix in _python_prefixes():
         if not any(_below(prefix, source) for source, _ in binds):
             binds.append((prefix, prefix))
-    return Base(kind="host", binds=tuple(binds), fingerprint=_fingerprint())
+    return Base(kind="host", binds=tuple(binds), fingerprint=_fingerprint(signatures))
+
+
+@functools.cache
+def _telling_files() -> tuple[str, ...]:
+    return (
+        "/etc/os-release",
+        "/var/lib/dpkg/status",
+        "/var/lib/rpm/rpmdb.sqlite",
+        "/lib/apk/db/installed",
+        host_python(),
+    )
+
+
+def _signature(name: str) -> str:
+    try:
+        info = os.stat(name)
+    except OSError:
+        return ""
+    return f"{name} {info.st_size} {info.st_mtime_ns}"
 
 
 def dir_base(path: str) -> Base:
@@ -213,13 +241,10 @@ def _python_prefixes() -> list[str]:
     return [prefix for prefix in prefixes if prefix not in ("/", "/usr")]
 
 
-def _fingerprint() -> str:
+def _fingerprint(signatures: tuple[str, ...]) -> str:
     lines = [f"python {sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro} {sys.base_prefix}"]
     with contextlib.suppress(OSError):
         release = Path("/etc/os-release").read_text()
         lines += [line for line in release.splitlines() if line.startswith(("ID=", "VERSION_ID="))]
-    for name in ("/var/lib/dpkg/status", "/var/lib/rpm/rpmdb.sqlite", "/lib/apk/db/installed", host_python()):
-        with contextlib.suppress(OSError):
-            info = os.stat(name)
-            lines.append(f"{name} {info.st_size} {info.st_mtime_ns}")
+    lines += [signature for signature in signatures if signature]
     return "\n".join(lines)

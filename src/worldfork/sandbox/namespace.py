@@ -123,7 +123,8 @@ class NamespaceDriver:
         yield "id", facts.sandbox_id
         yield "hostname", plan.hostname
         yield "run", facts.run
-        yield "root", f"{facts.run}/root"
+        # Any directory serves to mount on: nobody but the sandbox sees that mount.
+        yield "root", facts.run
         yield "lock", plan.lock
         yield "net", facts.network
         yield "shm_bytes", str(plan.shm_bytes)

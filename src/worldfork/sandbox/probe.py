@@ -114,7 +114,7 @@ async def _start_and_run(
         driver = NamespaceDriver(settings)
     facts = _make_facts(top, driver, limits, network)
     run = Path(facts.run)
-    for name in ("root", "scratch", "upper.0", "work.0"):
+    for name in ("scratch", "upper.0", "work.0"):
         (run / name).mkdir(parents=True)
     ground = run / "ground"
     write_ground(ground, facts.base)
