@@ -58,8 +58,12 @@ int builtin_read(int argc, char **argv) {
     return usage("read PATH [OFFSET [LIMIT]]");
   /* Not waiting for a FIFO's other end, nor taking a terminal. */
   int fd = open(argv[1], O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+  if (fd < 0 && errno == ENXIO) { /* a socket, or a device with nothing behind it */
+    errno = EINVAL;
+    return builtin_fail(argv[1], "is not a regular file");
+  }
   if (fd < 0)
-    return builtin_fail(argv[1], errno == ENXIO ? "is not a regular file" : NULL);
+    return builtin_fail(argv[1], NULL);
   if (fstat(fd, &st) < 0)
     return builtin_fail(argv[1], NULL);
   if (!S_ISREG(st.st_mode))

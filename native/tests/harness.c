@@ -32,10 +32,12 @@ static void fail(const char *what) {
 static int listen_on(const char *path) {
   struct sockaddr_un address = {.sun_family = AF_UNIX};
   int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0 || strlen(path) >= sizeof address.sun_path)
+  int n = snprintf(address.sun_path, sizeof address.sun_path, "%s~", path);
+  if (fd < 0 || n < 0 || (size_t)n >= sizeof address.sun_path)
     fail(path);
-  memcpy(address.sun_path, path, strlen(path) + 1);
-  if (bind(fd, (struct sockaddr *)&address, sizeof address) < 0 || listen(fd, 128) < 0)
+  /* Under its name only once it listens: callers wait for the name. */
+  if (bind(fd, (struct sockaddr *)&address, sizeof address) < 0 || listen(fd, 128) < 0 ||
+      rename(address.sun_path, path) < 0)
     fail(path);
   return fd;
 }
