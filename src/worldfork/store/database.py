@@ -1,9 +1,12 @@
-"""The metadata: SQLite with a write-ahead log, two connections, and no wait for a disk where forks pass.
+"""The metadata: SQLite with a write-ahead log, and no wait for a disk where forks pass.
 
-The *quick* connection serves the hot path with synchronous=NORMAL: a commit appends to the log and waits for nothing.
-The *lasting* one has synchronous=FULL: its commits are on disk when they return, and with them all earlier ones of
-everybody, since the log is sequential. Moving the log into the database waits for the disk too, so it never happens
-by itself but only on the lasting connection.
+Three connections, each for one thread at a time:
+
+- *quick* writes on the hot path, with synchronous=NORMAL: a commit appends to the log and waits for nothing;
+- *reading* reads beside it;
+- *lasting* has synchronous=FULL: its commits are on disk when they return, and with them all earlier ones of everybody,
+  since the log is sequential. It also moves the log into the database, which waits for the disk too and therefore
+  never happens by itself.
 """
 
 from __future__ import annotations
@@ -15,91 +18,60 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from worldfork.core.errors import Corrupt, FormatUnsupported, OutOfSpace, StoreError
-from worldfork.store import locks
+from worldfork.core.errors import OutOfSpace, StoreError
+from worldfork.store import connections, locks
 from worldfork.store.failures import from_sqlite, from_system, typed
-from worldfork.store.schema import APPLICATION, FORMAT, SCHEMA
 
-_BUSY_MS = 10_000
 _LOOK_EVERY = 256  # quick commits between two looks at the length of the log
-_LONG_LOG_BYTES = 16 << 20
+_NAMES = ("lasting", "reading", "quick")  # in the order in which their locks are taken together
 
 
 class Database:
-    """Both connections to one database file. Thread-safe. Not to be used while the process forks: see `hold_still`."""
+    """All connections to one database file. Thread-safe. A fork has to keep to `hold_still` and its kin."""
 
     def __init__(self, path: Path, *, lock_directory: Path) -> None:
         self.path = path
         self._lock_directory = lock_directory
+        self._closed = False
         self._forget_connections()
         self._open()
 
     def _forget_connections(self) -> None:
         self._open_lock = threading.Lock()
-        self._quick_lock = threading.RLock()
-        self._lasting_lock = threading.RLock()
-        self._quick: sqlite3.Connection | None = None
-        self._lasting: sqlite3.Connection | None = None
-        self._closed = False
+        self._locks = {name: threading.RLock() for name in _NAMES}
+        self._connections: dict[str, sqlite3.Connection] = {}
         self._commits = 0
         self._checkpointing = False
 
     def _open(self) -> None:
+        opened: dict[str, sqlite3.Connection] = {}
         try:
             # Changing the journal mode and making the tables do not wait for each other as transactions do.
             with locks.turn(self._lock_directory / "schema"):
-                self._quick = self._connect("NORMAL")
-                self._lasting = self._connect("FULL")
-                self._prepare(self._lasting)
+                opened["lasting"] = connections.connect(self.path, synchronous="FULL")
+                connections.make_tables(opened["lasting"], self.path)
+                opened["reading"] = connections.connect(self.path, synchronous="NORMAL")
+                opened["quick"] = connections.connect(self.path, synchronous="NORMAL", waits=False)
         except BaseException as error:
-            self._drop_connections()
+            for connection in opened.values():
+                connection.close()
             if isinstance(error, sqlite3.Error):
                 raise from_sqlite(error, self.path) from error
             if isinstance(error, OSError):
                 raise from_system(error, f"{self.path} cannot be opened") from error
             raise
+        self._connections = opened
 
-    def _connect(self, synchronous: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self.path, timeout=_BUSY_MS / 1000, isolation_level=None, check_same_thread=False, cached_statements=256
-        )
-        try:
-            mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
-            if mode != "wal":
-                raise StoreError(
-                    f"SQLite cannot keep a write-ahead log at {self.path}",
-                    remedy="set WORLDFORK_SCRATCH to a directory on a local disk or on tmpfs",
-                )
-            connection.execute(f"PRAGMA synchronous={synchronous}")
-            connection.execute("PRAGMA wal_autocheckpoint=0")
-            connection.execute("PRAGMA foreign_keys=ON")
-            connection.execute(f"PRAGMA journal_size_limit={4 * _LONG_LOG_BYTES}")
-            # Sorting must not need a disk that may be full.
-            connection.execute("PRAGMA temp_store=MEMORY")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
-        found = connection.execute("PRAGMA user_version").fetchone()[0]
-        if application not in (0, APPLICATION):
-            raise Corrupt(f"{self.path} is not a database of Worldfork", expected=APPLICATION, actual=application)
-        if found > FORMAT:
-            raise FormatUnsupported(
-                f"{self.path} has format {found}; this version of Worldfork reads up to {FORMAT}",
-                remedy="upgrade worldfork",
-                expected=FORMAT,
-                actual=found,
-            )
-        if found == 0:
-            connection.execute("BEGIN IMMEDIATE")
-            for statement in SCHEMA:
-                connection.execute(statement)
-            connection.execute(f"PRAGMA application_id={APPLICATION}")
-            connection.execute(f"PRAGMA user_version={FORMAT}")
-            connection.execute("COMMIT")
+    def _connection(self, name: str) -> sqlite3.Connection:
+        found = self._connections.get(name)
+        if found is not None:
+            return found
+        with self._open_lock:
+            if self._closed:
+                raise StoreError("the store is closed")
+            if not self._connections:
+                self._open()  # the first use in a forked child
+            return self._connections[name]
 
     @property
     def closed(self) -> bool:
@@ -108,17 +80,27 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """Give the quick connection for single statements.
+        """Give a connection for single statements that read.
 
         Raises:
-            Locked, OutOfSpace, Corrupt, StoreError: what SQLite reported.
+            Locked, Corrupt, StoreError: what SQLite reported.
         """
-        with self._quick_lock:
-            connection = self._usable("_quick")
+        with self._locks["reading"]:
+            connection = self._connection("reading")
             try:
                 yield connection
             except sqlite3.Error as error:
                 raise from_sqlite(error, self.path) from error
+
+    @contextmanager
+    def view(self) -> Iterator[sqlite3.Connection]:
+        """Give one moment of the metadata to long readers; all others go on meanwhile.
+
+        Raises:
+            Locked, Corrupt, StoreError: what SQLite reported.
+        """
+        with self._locks["lasting"]:
+            yield from self._transaction("lasting", writes=False)
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
@@ -127,36 +109,30 @@ class Database:
         Raises:
             Locked, OutOfSpace, Corrupt, StoreError: what SQLite reported; nothing was changed.
         """
-        with self._quick_lock:
-            yield from self._transaction(self._usable("_quick"))
+        with self._locks["quick"]:
+            yield from self._transaction("quick")
             self._commits += 1
             look = self._commits % _LOOK_EVERY == 0
-        if look and self._log_bytes() > _LONG_LOG_BYTES:
+        if look and self._log_bytes() > connections.LONG_LOG_BYTES:
             self._checkpoint_aside()
 
     @contextmanager
     def write_lasting(self) -> Iterator[sqlite3.Connection]:
-        """Give one transaction that is on disk when the block has ended.
+        """Give one transaction that is on disk when the block has ended. All writers wait meanwhile.
 
         Raises:
             Locked, OutOfSpace, Corrupt, StoreError: what SQLite reported; nothing was changed.
         """
-        with self._lasting_lock:
-            yield from self._transaction(self._usable("_lasting"))
+        with self._locks["lasting"]:
+            yield from self._transaction("lasting")
 
-    @contextmanager
-    def view(self) -> Iterator[sqlite3.Connection]:
-        """Give one moment of the metadata to long readers; writers on the quick connection go on meanwhile.
-
-        Raises:
-            Locked, Corrupt, StoreError: what SQLite reported.
-        """
-        with self._lasting_lock:
-            yield from self._transaction(self._usable("_lasting"), kind="DEFERRED")
-
-    def _transaction(self, connection: sqlite3.Connection, *, kind: str = "IMMEDIATE") -> Iterator[sqlite3.Connection]:
+    def _transaction(self, name: str, *, writes: bool = True) -> Iterator[sqlite3.Connection]:
+        connection = self._connection(name)
         try:
-            connection.execute(f"BEGIN {kind}")
+            if writes:
+                connections.begin_immediate(connection)
+            else:
+                connection.execute("BEGIN DEFERRED")
             try:
                 yield connection
                 connection.execute("COMMIT")
@@ -167,25 +143,27 @@ class Database:
         except sqlite3.Error as error:
             raise from_sqlite(error, self.path) from error
 
-    def _usable(self, which: str) -> sqlite3.Connection:
-        connection: sqlite3.Connection | None = getattr(self, which)
-        if connection is None:
-            with self._open_lock:
-                if self._closed:
-                    raise StoreError("the store is closed")
-                if getattr(self, which) is None:
-                    self._open()  # the first use in a forked child
-                connection = getattr(self, which)
-        assert connection is not None
-        return connection
+    def sync_log(self) -> None:
+        """Bring all that has been committed to disk, while writers go on.
+
+        Raises:
+            OutOfSpace, StoreError: the disk failed.
+        """
+        with typed("the log of the store cannot be brought to disk"):
+            # SQLite has no lock on this file that closing it could drop; its locks are on the others.
+            fd = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
     def checkpoint(self) -> None:
         """Move the log into the database if it has grown long. Slow; writers go on meanwhile.
 
         Raises:
-            StoreError and its kin: what SQLite reported; nothing is lost.
+            OutOfSpace, StoreError: what SQLite reported; nothing is lost.
         """
-        if self._log_bytes() > _LONG_LOG_BYTES:
+        if self._log_bytes() > connections.LONG_LOG_BYTES:
             self._checkpoint()
             # Whoever writes first after a checkpoint starts the log anew and waits for the disk once: be it us.
             with self.write_lasting() as connection:
@@ -199,8 +177,8 @@ class Database:
             pass  # the next transaction will tell
 
     def _checkpoint(self) -> None:
-        with self._lasting_lock:
-            connection = self._usable("_lasting")
+        with self._locks["lasting"]:
+            connection = self._connection("lasting")
             try:
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             except sqlite3.Error as error:
@@ -231,26 +209,29 @@ class Database:
             self._checkpointing = False
 
     def close(self) -> None:
-        """Close both connections. Idempotent."""
-        with self._lasting_lock, self._quick_lock, self._open_lock:
-            self._closed = True
-            self._drop_connections()
+        """Close all connections. Idempotent."""
+        self.hold_still()
+        try:
+            with self._open_lock:
+                self._closed = True
+                self._drop_connections()
+        finally:
+            self.resume()
 
     def _drop_connections(self) -> None:
-        for connection in (self._lasting, self._quick):
-            if connection is not None:
-                connection.close()
-        self._lasting = self._quick = None
+        for connection in self._connections.values():
+            connection.close()
+        self._connections = {}
 
     def hold_still(self) -> None:
         """Before a fork: wait until no transaction is in progress."""
-        self._lasting_lock.acquire()
-        self._quick_lock.acquire()
+        for name in _NAMES:
+            self._locks[name].acquire()
 
     def resume(self) -> None:
         """After a fork, in the parent."""
-        self._quick_lock.release()
-        self._lasting_lock.release()
+        for name in reversed(_NAMES):
+            self._locks[name].release()
 
     def start_over(self) -> None:
         """After a fork, in the child: leave the parent's connections; the next use opens new ones.
@@ -259,7 +240,5 @@ class Database:
         their locks, which a child does not have. Closing cannot disturb the database: no transaction is open, and the
         parent's lock keeps SQLite from tidying up the log.
         """
-        was_closed = self._closed
         self._drop_connections()
         self._forget_connections()
-        self._closed = was_closed

@@ -42,15 +42,22 @@ class Durability(Snapshots):
                 self._sync(layer_ids, sync_fds)
         except StoreError:
             # Was it deleted meanwhile, and its layers collected? Then that is the error.
-            self.snapshot(snapshot_id)
+            self._expect_kept(snapshot_id)
             raise
         fault("make_durable:directories")
-        with self.database.write_lasting() as db:
+        with self.database.write() as db:
+            # From here on a crash of the machine either forgets this word, or keeps it and the bytes.
             changed = db.execute(
-                "UPDATE snapshots SET state = 'durable' WHERE snapshot_id = ?", (snapshot_id,)
+                "UPDATE snapshots SET state = 'synced' WHERE snapshot_id = ? AND state != 'durable'", (snapshot_id,)
             ).rowcount
-            if changed != 1:
-                raise NotFound(f"{snapshot_id} was deleted before it was durable", snapshot_id=snapshot_id)
+        if changed != 1:
+            self._expect_kept(snapshot_id)
+            return
+        fault("make_durable:noted")
+        self.database.sync_log()
+        fault("make_durable:lasting")
+        with self.database.write() as db:
+            db.execute("UPDATE snapshots SET state = 'durable' WHERE snapshot_id = ?", (snapshot_id,))
             db.executemany(
                 "UPDATE layers SET state = 'durable' WHERE layer_id = ? AND state = 'ready'",
                 [(layer_id,) for layer_id in layer_ids],
@@ -58,6 +65,12 @@ class Durability(Snapshots):
             fault("make_durable:said")
         fault("make_durable:committed")
         self.database.checkpoint()
+
+    def _expect_kept(self, snapshot_id: str) -> None:
+        try:
+            self.snapshot(snapshot_id)
+        except NotFound as error:
+            raise NotFound(f"{snapshot_id} was deleted before it was durable", snapshot_id=snapshot_id) from error
 
     def _sync(self, layer_ids: Sequence[str], sync_fds: Sequence[int]) -> None:
         for fd in sync_fds:
@@ -77,7 +90,7 @@ class Durability(Snapshots):
         """
         with self.database.read() as db:
             rows = db.execute(
-                "SELECT snapshot_id, owner_id FROM snapshots WHERE state = 'ready' ORDER BY created_s, number"
+                "SELECT snapshot_id, owner_id FROM snapshots WHERE state != 'durable' ORDER BY created_s, number"
             ).fetchall()
         mine = self.owner_id
         others = {owner for _, owner in rows if owner != mine}

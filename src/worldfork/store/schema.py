@@ -24,18 +24,19 @@ SCHEMA = (
     "CREATE INDEX layers_unsettled ON layers (state) WHERE state IN ('building', 'condemned')",
     # record: the whole SnapshotRecord, whose `layers` are the only word on which layers a snapshot uses. One row per
     # layer would make a checkpoint's cost grow with the depth of its chain. number: never used twice.
+    # synced: its bytes are on disk, but this word may not be yet, so readers see it as ready.
     """
     CREATE TABLE snapshots (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
         snapshot_id TEXT NOT NULL UNIQUE,
-        state TEXT NOT NULL CHECK (state IN ('ready', 'durable')),
+        state TEXT NOT NULL CHECK (state IN ('ready', 'synced', 'durable')),
         owner_id TEXT NOT NULL,
         boot_id TEXT NOT NULL,
         created_s REAL NOT NULL,
         record TEXT NOT NULL
     )
     """,
-    "CREATE INDEX snapshots_ready ON snapshots (state) WHERE state = 'ready'",
+    "CREATE INDEX snapshots_pending ON snapshots (state) WHERE state != 'durable'",
     """
     CREATE TABLE names (
         name TEXT PRIMARY KEY,

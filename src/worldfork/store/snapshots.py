@@ -140,7 +140,7 @@ class Snapshots(Layers, Leases):
 
 def _as_record(state: str, text: str) -> SnapshotRecord:
     try:
-        return dataclasses.replace(SnapshotRecord.from_json(text), state=state)
+        return dataclasses.replace(SnapshotRecord.from_json(text), state="durable" if state == "durable" else "ready")
     except (ValueError, TypeError, KeyError) as error:
         raise Corrupt(
             f"the record of a snapshot cannot be read: {error!r}", expected="a SnapshotRecord", actual=text[:200]

@@ -49,15 +49,25 @@ class Sweeping(Durability):
     def recover(self) -> list[str]:
         """Drop the snapshots that a crash of the machine may have torn; return their ids. Cheap.
 
+        Those whose bytes had reached the disk become durable.
+
         Raises:
             StoreError: the metadata failed; nothing was dropped.
         """
-        condition = "state = 'ready' AND boot_id != ?"
+        condition = "state != 'durable' AND boot_id != ?"
         with self.database.read() as db:
             if not db.execute(f"SELECT 1 FROM snapshots WHERE {condition}", (self.boot_id,)).fetchone():
                 return []
         with self.database.write_lasting() as db:
-            query = f"SELECT snapshot_id FROM snapshots WHERE {condition} ORDER BY created_s"
+            db.execute(
+                "UPDATE layers SET state = 'durable' WHERE state = 'ready' AND layer_id IN (SELECT value"
+                " FROM snapshots s, json_each(s.record, '$.layers') WHERE s.state = 'synced' AND s.boot_id != ?)",
+                (self.boot_id,),
+            )
+            db.execute(
+                f"UPDATE snapshots SET state = 'durable' WHERE {condition} AND state = 'synced'", (self.boot_id,)
+            )
+            query = f"SELECT snapshot_id FROM snapshots WHERE {condition} ORDER BY number"
             lost = [row[0] for row in db.execute(query, (self.boot_id,)).fetchall()]
             db.execute(f"DELETE FROM snapshots WHERE {condition}", (self.boot_id,))
             fault("recover:written")

@@ -8,10 +8,10 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-
 from tests.stores import add_snapshot, home_at
+
 from worldfork.core.errors import Corrupt, FormatUnsupported, Locked, OutOfSpace, StoreError
-from worldfork.store import database
+from worldfork.store import connections
 from worldfork.store.failures import from_sqlite, from_system, typed
 from worldfork.store.schema import FORMAT
 from worldfork.store.store import Store
@@ -52,7 +52,7 @@ def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_does_not_end_is_a_lock_to_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "_BUSY_MS", 20)
+    monkeypatch.setattr(connections, "BUSY_S", 0.02)
     store = Store.open(home_at(tmp_path))
     raw = sqlite3.connect(store.home.database, isolation_level=None)
     raw.execute("BEGIN IMMEDIATE")
@@ -65,16 +65,18 @@ def test_a_writer_that_does_not_end_is_a_lock_to_wait_for(tmp_path: Path, monkey
     store.close()
 
 
+def add_a_row_and_fail(store: Store, error: Exception) -> None:
+    with store.database.write() as db:
+        db.execute("INSERT INTO holders VALUES ('x', 'x', 'x', NULL, '[]', '{}', 0)")
+        raise error
+
+
 def test_an_error_inside_a_transaction_changes_nothing(tmp_path: Path) -> None:
     store = Store.open(home_at(tmp_path))
     with pytest.raises(ZeroDivisionError):
-        with store.database.write() as db:
-            db.execute("INSERT INTO holders VALUES ('x', 'x', 'x', NULL, '[]', '{}', 0)")
-            raise ZeroDivisionError
+        add_a_row_and_fail(store, ZeroDivisionError())
     with pytest.raises(StoreError):
-        with store.database.write() as db:
-            db.execute("INSERT INTO holders VALUES ('x', 'x', 'x', NULL, '[]', '{}', 0)")
-            db.execute("no SQL")
+        add_a_row_and_fail(store, sqlite3.OperationalError("as SQLite put it"))
     assert store.holders() == []
     store.close()
 

@@ -34,7 +34,7 @@ def test_a_snapshot_becomes_durable_with_all_its_layers(store: Store) -> None:
     assert problems(store) == []
 
 
-def test_the_order_is_callers_descriptors_file_system_directories_word(
+def test_the_order_is_callers_descriptors_then_all_bytes_then_the_word(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = add_snapshot(store)
@@ -45,7 +45,13 @@ def test_the_order_is_callers_descriptors_file_system_directories_word(
 
     monkeypatch.setattr(durability, "syncfs", lambda fd: steps.append(f"syncfs {see(fd)}"))
     monkeypatch.setattr(durability.os, "fsync", lambda fd: steps.append(f"fsync {see(fd)}"))
-    monkeypatch.setattr(durability, "fault", lambda name: steps.append(name) if name == "make_durable:said" else None)
+
+    def note(name: str) -> None:
+        if name in ("make_durable:noted", "make_durable:said"):
+            steps.append(name)
+            assert store.snapshot(record.snapshot_id).state == "ready" or name == "make_durable:said"
+
+    monkeypatch.setattr(durability, "fault", note)
     fd = os.open(store.home.run, os.O_RDONLY)
     try:
         store.make_durable(record.snapshot_id, [fd])
@@ -56,6 +62,8 @@ def test_the_order_is_callers_descriptors_file_system_directories_word(
         "syncfs layers",
         f"fsync layers/{record.layers[0]}",
         "fsync layers",
+        "make_durable:noted",
+        "fsync db.sqlite-wal",
         "make_durable:said",
     ]
 
@@ -139,7 +147,7 @@ def test_forks_and_checkpoints_never_wait_for_the_disk(tmp_path: Path) -> None:
 
 
 def test_a_long_log_is_moved_aside_without_the_hot_path(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worldfork.store.database._LONG_LOG_BYTES", 100_000)
+    monkeypatch.setattr("worldfork.store.connections.LONG_LOG_BYTES", 100_000)
     monkeypatch.setattr("worldfork.store.database._LOOK_EVERY", 8)
     for _ in range(400):
         store.hold([Holder(new_id("sb"), facts=f'"{"x" * 200}"')])

@@ -118,6 +118,10 @@ def test_after_a_crash_of_the_machine_what_was_not_durable_is_gone_whole(
 ) -> None:
     safe = add_snapshot(store)
     store.make_durable(safe.snapshot_id)
+    noted = add_snapshot(store)
+    with store.database.write() as db:
+        db.execute("UPDATE snapshots SET state = 'synced' WHERE snapshot_id = ?", (noted.snapshot_id,))
+    assert store.snapshot(noted.snapshot_id).state == "ready"
     lost = add_snapshot(store, below=safe.layers)
     store.set_name("lost", lost.snapshot_id)
     store.set_name("safe", safe.snapshot_id)
@@ -126,7 +130,8 @@ def test_after_a_crash_of_the_machine_what_was_not_durable_is_gone_whole(
         monkeypatch.setattr(module, "boot_id", lambda: "another-boot")
     later = Store.open(store.home)
     later.home.tmp.mkdir()
-    assert [record.snapshot_id for record in later.snapshots()] == [safe.snapshot_id]
+    assert [record.snapshot_id for record in later.snapshots()] == [safe.snapshot_id, noted.snapshot_id]
+    assert {record.state for record in later.snapshots()} == {"durable"}
     assert later.names() == {"safe": safe.snapshot_id}
     later.collect()
     later.sweep()

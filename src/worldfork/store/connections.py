@@ -1,0 +1,108 @@
+"""Single connections to the metadata: how they are set up, and how they get their turn to write."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+from worldfork.core.errors import Corrupt, FormatUnsupported, StoreError
+from worldfork.store.schema import APPLICATION, FORMAT, SCHEMA
+
+BUSY_S = 10.0
+"""Seconds after which waiting for other writers is an error."""
+LONG_LOG_BYTES = 16 << 20
+"""Length of the log, in bytes, from which on it is worth moving into the database."""
+
+_FIRST_PAUSE_S = 0.00005
+_LONGEST_PAUSE_S = 0.001
+_nothing = threading.Event()
+
+
+def connect(path: Path, *, synchronous: str, waits: bool = True) -> sqlite3.Connection:
+    """Open a connection with a write-ahead log that is never moved into the database by itself.
+
+    Args:
+        path: the database; made if it is missing.
+        synchronous: SQLite's word for which commits wait for the disk: "NORMAL" none, "FULL" all.
+        waits: let SQLite wait for other processes; otherwise `begin_immediate` does.
+    Raises:
+        FormatUnsupported: a newer version of Worldfork wrote it; it is left as it is.
+        Corrupt: it is not a database of Worldfork; it is left as it is.
+        StoreError: the file system cannot carry a write-ahead log.
+        sqlite3.Error: SQLite failed.
+    """
+    connection = sqlite3.connect(
+        path, timeout=BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=256
+    )
+    try:
+        _check_format(connection, path)
+        if connection.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
+            raise StoreError(
+                f"SQLite cannot keep a write-ahead log at {path}",
+                remedy="set WORLDFORK_SCRATCH to a directory on a local disk or on tmpfs",
+            )
+        connection.execute(f"PRAGMA synchronous={synchronous}")
+        connection.execute("PRAGMA wal_autocheckpoint=0")
+        connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute(f"PRAGMA journal_size_limit={4 * LONG_LOG_BYTES}")
+        # Sorting must not need a disk that may be full.
+        connection.execute("PRAGMA temp_store=MEMORY")
+        if not waits:
+            connection.execute("PRAGMA busy_timeout=0")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_format(connection: sqlite3.Connection, path: Path) -> int:
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    found = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if application not in (0, APPLICATION):
+        raise Corrupt(f"{path} is not a database of Worldfork", expected=APPLICATION, actual=application)
+    if found > FORMAT:
+        raise FormatUnsupported(
+            f"{path} has format {found}; this version of Worldfork reads up to {FORMAT}",
+            remedy="upgrade worldfork",
+            expected=FORMAT,
+            actual=found,
+        )
+    return found
+
+
+def make_tables(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables where they are missing. Not for two processes at once."""
+    if _check_format(connection, path) != 0:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    for statement in SCHEMA:
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id={APPLICATION}")
+    connection.execute(f"PRAGMA user_version={FORMAT}")
+    connection.execute("COMMIT")
+
+
+def begin_immediate(connection: sqlite3.Connection) -> None:
+    """Begin a transaction that writes, as soon as no other process does.
+
+    SQLite itself looks again after 1, 2, 5, 10 and more milliseconds: longer than a fork takes. Other transactions
+    are over in a fraction of one.
+
+    Raises:
+        sqlite3.OperationalError: SQLITE_BUSY, after `BUSY_S`; or what else SQLite reported.
+    """
+    pause_s = _FIRST_PAUSE_S
+    deadline = 0.0
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            now = time.monotonic()
+            deadline = deadline or now + BUSY_S
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or now > deadline:
+                raise
+        _nothing.wait(pause_s)
+        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
