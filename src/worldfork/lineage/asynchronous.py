@@ -8,21 +8,23 @@ from typing import Any, Self
 
 from worldfork.core.errors import ConfigError, NotFound
 from worldfork.lineage.arguments import OWN_EXTRAS, check_foreign, choose_base, start_options
-from worldfork.lineage.calls import Calls
 from worldfork.lineage.checkpoint import checkpoint, left_out
+from worldfork.lineage.commands import Commands
 from worldfork.lineage.fork import fork_snapshot
 from worldfork.lineage.grounds import base_snapshot
 from worldfork.lineage.identity import choose_seeds
 from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place, is_open, place
+from worldfork.lineage.processes import Processes
 from worldfork.lineage.snapshots import ForkResult, ForkResults, SnapshotInfo, snapshot_info, wait_durable
 from worldfork.lineage.starting import start
+from worldfork.lineage.transfers import Transfers
 from worldfork.records.sandbox import SandboxFacts, SandboxInfo, SandboxStatus
 from worldfork.records.snapshot import CheckpointType, SnapshotRecord, SnapshotWaitCondition
 from worldfork.store.store import Holder
 
 
-class AsyncSandbox(Calls):
+class AsyncSandbox(Commands, Processes, Transfers):
     """A live, isolated place that runs commands. Made by `create`, `connect` or a fork, never directly.
 
     It ends with `terminate`, with its `async with` block, or with this process, unless it was made detached.

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from worldfork.lineage.asynchronous import AsyncSandbox
-from worldfork.lineage.calls import SH_OUTPUT_BYTES, Rlimits
+from worldfork.lineage.commands import SH_OUTPUT_BYTES
 from worldfork.lineage.door import through, through_each
+from worldfork.lineage.handle import Rlimits
 from worldfork.lineage.snapshots import ForkResult, ForkResults, SnapshotInfo
 from worldfork.records.sandbox import (
     ListDirectoryResponse,

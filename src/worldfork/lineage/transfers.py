@@ -1,0 +1,71 @@
+"""Files of a live sandbox: read, written, moved up and down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from worldfork.lineage.handle import Handle
+from worldfork.records.sandbox import DirectoryEntry, ListDirectoryResponse
+from worldfork.sandbox import download, files, upload
+
+
+class Transfers(Handle):
+    """The calls about files."""
+
+    async def write_file(self, path: str, content: bytes | str, *, mode: int | None = None) -> None:
+        """Write a regular file, with its parents where they are missing."""
+        data = content.encode() if isinstance(content, str) else content
+        await files.write_file(await self._live.connection(), path, data, mode=mode, **self._where())
+
+    async def read_file(self, path: str, *, max_bytes: int = files.MAX_READ_BYTES) -> bytes:
+        """Return a regular file's content.
+
+        Raises:
+            PathError: no such file, not a regular one, or larger than `max_bytes`.
+        """
+        return await files.read_file(await self._live.connection(), path, max_bytes=max_bytes, **self._where())
+
+    async def upload_file(self, local_path: str | Path, path: str) -> None:
+        """Copy a file of the host into the sandbox, with its mode."""
+        await upload.upload_file(await self._live.connection(), Path(local_path), path, **self._where())
+
+    async def download_file(self, path: str, local_path: str | Path) -> None:
+        """Copy a file of the sandbox, of any size, to the host."""
+        await download.download_file(await self._live.connection(), path, Path(local_path), **self._where())
+
+    async def upload_directory(self, local_path: str | Path, path: str) -> None:
+        """Copy a directory of the host into the sandbox; links stay links, modes are kept."""
+        await upload.upload_tree(
+            await self._live.connection(), local_path, self._full(path), user=self._live.facts.user
+        )
+
+    async def download_directory(self, path: str, local_path: str | Path) -> None:
+        """Copy a directory of the sandbox to the host; nothing is written outside the target."""
+        await download.download_tree(
+            await self._live.connection(), self._full(path), local_path, user=self._live.facts.user
+        )
+
+    async def list_directory(self, path: str) -> ListDirectoryResponse:
+        """Return a directory's entries, by name."""
+        records = await files.list_directory(await self._live.connection(), path, **self._where())
+        entries = tuple(
+            DirectoryEntry(
+                name=record.name,
+                is_dir=record.kind == "d",
+                size=None if record.kind == "d" else record.size_bytes,
+                modified_at=record.mtime_ns / 1e9,
+                kind=record.kind,
+                mode=record.mode & 0o7777,
+                link_target=record.target or None,
+            )
+            for record in records
+        )
+        return ListDirectoryResponse(path, entries)
+
+    async def make_directory(self, path: str) -> None:
+        """Make a directory and its parents; one that exists is fine."""
+        await files.make_directory(await self._live.connection(), path, **self._where())
+
+    async def delete_file(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, a link, an empty directory or, with `recursive`, a whole one."""
+        await files.delete(await self._live.connection(), path, recursive=recursive, **self._where())
