@@ -39,9 +39,9 @@ def _layer_bytes(home: Path) -> int:
 
 def _ticking(sandbox: Any, act: Any) -> tuple[float, float]:
     """Run `act` beside the ticker: (seconds of the act, longest gap in seconds)."""
-    ticker = sandbox.start_process("python3", ["-u", "-c", _TICKER])
+    ticker = sandbox.start_process("python3", ["-u", "-c", _TICKER], stdin_mode="pipe")
     for _ in range(500):
-        if "on" in _text(sandbox.get_stdout(ticker.pid)):
+        if sandbox.get_stdout(ticker.pid).lines:
             break
         time.sleep(0.01)
     start = time.perf_counter()
@@ -49,20 +49,11 @@ def _ticking(sandbox: Any, act: Any) -> tuple[float, float]:
     taken = time.perf_counter() - start
     sandbox.write_stdin(ticker.pid, b"x")
     for _ in range(1000):
-        lines = _text(sandbox.get_stdout(ticker.pid)).split()
+        lines = sandbox.get_stdout(ticker.pid).lines
         if len(lines) > 1:
             return taken, float(lines[1])
         time.sleep(0.01)
     raise RuntimeError("the ticker did not report")
-
-
-def _text(output: Any) -> str:
-    for name in ("stdout", "text", "lines"):
-        if hasattr(output, name):
-            output = getattr(output, name)
-    if isinstance(output, list | tuple):
-        return "\n".join(str(each) for each in output)
-    return output.decode() if isinstance(output, bytes) else str(output)
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -72,6 +63,7 @@ def run(options: Options) -> dict[str, Any]:
     snapshot = plain_world(options)
     totals: list[float] = []
     pauses: list[float] = []
+    told: list[float] = []
     seconds: list[float] = []
     second_bytes: list[int] = []
     for _ in range(options.samples(5, 1)):
@@ -82,13 +74,13 @@ def run(options: Options) -> dict[str, Any]:
             taken, pause = _ticking(sandbox, lambda made=made, sandbox=sandbox: made.append(sandbox.checkpoint()))
             totals.append(taken)
             pauses.append(pause)
+            told.append(made[0].pause_s)
             before = _layer_bytes(home)
             make_files(sandbox, "/workspace/more", *SMALL)
-            changed = _layer_bytes(home)
             start = time.perf_counter()
             made.append(sandbox.checkpoint())
             seconds.append(time.perf_counter() - start)
-            second_bytes.append(_layer_bytes(home) - min(before, changed))
+            second_bytes.append(_layer_bytes(home) - before)
             with one_fork(made[-1]) as child:
                 checked(
                     child.run("/usr/bin/test", ["-s", "/workspace/change/0009/0009999.bin"]),
@@ -105,6 +97,7 @@ def run(options: Options) -> dict[str, Any]:
     values = {
         "first_total_with_300_mb": summary_ms(totals),
         "first_pause_felt_inside": summary_ms(pauses),
+        "first_pause_told": summary_ms(told),
         "second_total_with_1_mb_more": summary_ms(seconds),
         "second_stored_bytes": stored,
         "copied_mb_per_s": round(300 / (sum(totals) / len(totals)), 1),

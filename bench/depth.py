@@ -29,7 +29,7 @@ def run(options: Options) -> dict[str, Any]:
         {f"depth_{depth}": repeat(block, fork_and_first_result_s, s) for depth, s in kept.items()},
     )
     with one_fork(chain[-1]) as last:
-        levels = len(last.list_directory("/workspace/level"))
+        levels = len(last.list_directory("/workspace/level").entries)
     for snapshot in reversed(chain):
         door.delete_snapshot(snapshot.snapshot_id)
     if levels != deepest:
