@@ -205,15 +205,25 @@ static void leave_host(void)
 		die("chdir /");
 }
 
-/* Returns when the other end of the pipe is closed. */
-static void wait_for(int go)
+/* PID 1 speaks only after the launcher has told its pid and, where the
+ * launcher does that, left the host's mounts. */
+static void wait_for_go(int go)
 {
-	char nothing;
+	char word;
 	ssize_t got;
 
 	do
-		got = read(go, &nothing, 1);
+		got = read(go, &word, 1);
 	while (got < 0 && errno == EINTR);
+	close(go);
+	if (got != 1)
+		_exit(1); /* the launcher has told the owner why */
+}
+
+static void give_go(int go)
+{
+	if (write(go, "g", 1) != 1)
+		die("letting PID 1 go on");
 	close(go);
 }
 
@@ -225,14 +235,15 @@ static void become_init(const struct plan *plan, struct wf_init_config *c,
 	if (setsid() < 0 && errno != EPERM)
 		die("a session of its own");
 	furnish_proc(&c->proc_fd);
-	leave_host();
+	if (plan_is(plan, "form", "user"))
+		leave_host();
 	if (sethostname(name, strlen(name)) < 0)
 		die("setting the host name");
 	umask(0022);
 	if (plan_is(plan, "form", "trusted") && setgroups(0, NULL) < 0)
 		die("dropping groups");
 	guard_install();
-	wait_for(go);
+	wait_for_go(go);
 	_exit(wf_init_main(c));
 }
 
@@ -255,9 +266,13 @@ static void start_init(const struct plan *plan, struct wf_init_config *c)
 		close(go[1]);
 		become_init(plan, c, go[0]);
 	}
-	/* The owner hears of the pid before PID 1 says hello. */
 	reported = (uint32_t)pid;
 	report(FRAME_LAUNCHED, &reported, sizeof(reported));
+	/* Unmounting waits for all processors; here it overlaps with what
+	 * PID 1 prepares. In a user namespace PID 1 must do it, after /proc. */
+	if (plan_is(plan, "form", "trusted"))
+		leave_host();
+	give_go(go[1]);
 }
 
 int launch_main(void)

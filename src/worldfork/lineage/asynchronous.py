@@ -178,8 +178,7 @@ class AsyncSandbox(Commands, Processes, Transfers):
         """
         here = await _here()
         chosen = start_options(fresh=False, **options)
-        record = await here.work(lambda: here.store.snapshot(snapshot_id))
-        children = await fork_snapshot(here, record, n, chosen, seeds=seeds, max_concurrency=max_concurrency)
+        children = await fork_snapshot(here, snapshot_id, n, chosen, seeds=seeds, max_concurrency=max_concurrency)
         return ForkResults([
             ForkResult(index, None, child) if isinstance(child, Exception) else
             ForkResult(index, cls(child, owned=True), None)

@@ -13,7 +13,6 @@ from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place
 from worldfork.lineage.starting import StartOptions, make_facts, prepare, start_prepared, with_network
 from worldfork.records.sandbox import SandboxFacts
-from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.network import HostNetwork
 
 MAX_FORKS = 10_000
@@ -30,7 +29,7 @@ def natural_concurrency() -> int:
 
 async def fork_snapshot(
     place: Place,
-    record: SnapshotRecord,
+    snapshot_id: str,
     n: int,
     options: StartOptions,
     *,
@@ -57,20 +56,22 @@ async def fork_snapshot(
     if width < 1:
         raise ConfigError(f"max_concurrency cannot be {width}", remedy="use 1 or more")
     chosen = choose_seeds(seeds, n)
-    many, network = _facts_of(place, record, options, chosen)
-    await place.work(lambda: prepare(place, many))
+    many, network = await place.work(lambda: _prepare(place, snapshot_id, options, chosen))
     return await _start_all(place, many, network, width, on_child)
 
 
-def _facts_of(
-    place: Place, record: SnapshotRecord, options: StartOptions, seeds: Sequence[int]
+def _prepare(
+    place: Place, snapshot_id: str, options: StartOptions, seeds: Sequence[int]
 ) -> tuple[list[SandboxFacts], HostNetwork | None]:
+    """Look the snapshot up, and take leases and make directories for all children, in one go. Blocking."""
+    record = place.store.snapshot(snapshot_id)
     many: list[SandboxFacts] = []
     network = None
     for index, seed in enumerate(seeds):
         named = options if options.name is None else replace(options, name=f"{options.name}-{index}")
         facts, network = with_network(make_facts(place, record, named, index=index, seed=seed), named)
         many.append(facts)
+    prepare(place, many)
     return many, network
 
 

@@ -166,10 +166,13 @@ async def start_prepared(place: Place, facts: SandboxFacts, network: HostNetwork
 
 async def start(place: Place, record: SnapshotRecord, options: StartOptions, *, index: int = 0, seed: int = 0) -> Live:
     """Restore one sandbox from a snapshot."""
-    facts = make_facts(place, record, options, index=index, seed=seed)
-    facts, network = with_network(facts, options)
-    await place.work(lambda: prepare(place, [facts]))
-    return await start_prepared(place, facts, network)
+
+    def get_ready() -> tuple[SandboxFacts, HostNetwork | None]:
+        facts, network = with_network(make_facts(place, record, options, index=index, seed=seed), options)
+        prepare(place, [facts])
+        return facts, network
+
+    return await start_prepared(place, *await place.work(get_ready))
 
 
 def with_network(facts: SandboxFacts, options: StartOptions) -> tuple[SandboxFacts, HostNetwork | None]:

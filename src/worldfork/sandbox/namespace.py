@@ -33,6 +33,9 @@ _CAP_SYS_ADMIN = 21
 _START_S = 30.0
 _REROOT_S = 30.0
 
+_ending: set[int] = set()
+"""Launchers that have done their work and may still be zombies."""
+
 
 class NamespaceDriver:
     """Starts sandboxes with nothing but the kernel; root or not."""
@@ -53,7 +56,8 @@ class NamespaceDriver:
 
     def capabilities(self) -> Capabilities:
         """Return what this driver can do here."""
-        return Capabilities(form=self.form, rename_base_dirs=self.form == "trusted", limits=self.layout.limited)
+        trusted = self.form == "trusted"
+        return Capabilities(form=self.form, rename_base_dirs=trusted, limits=self.layout.limited, other_users=trusted)
 
     def cgroups_of(self, sandbox_id: str) -> tuple[str, ...]:
         """Return the cgroup directories that `start` will make."""
@@ -73,8 +77,8 @@ class NamespaceDriver:
         try:
             async with asyncio.timeout(_START_S):
                 pid = await _launched(sock, facts.sandbox_id)
-                _reap(launcher)
                 await _greeted(sock, facts.sandbox_id)
+                _reap_later(launcher)
                 leash = os.dup(sock.fileno())
                 connection = await Connection.open(sock, sandbox_id=facts.sandbox_id)
         except BaseException as error:
@@ -223,6 +227,18 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
+
+
+def _reap_later(pid: int) -> None:
+    """Reap a child that is about to end, without waiting for it: now, or at a later start."""
+    _ending.add(pid)
+    for child in list(_ending):
+        try:
+            gone = os.waitpid(child, os.WNOHANG)[0] != 0
+        except ChildProcessError:
+            gone = True
+        if gone:
+            _ending.discard(child)
 
 
 def _reap(pid: int) -> None:
