@@ -108,10 +108,10 @@ async def _take_upper(live: Live, connection: Connection, label: str | None) -> 
     upper = ground_of(place, before).upper
 
     def move() -> None:
+        # The sandbox's lease on the layer comes first, so that a sweep after our death leaves it alone.
+        place.store.hold([holder_of(after)])
         os.rename(upper, draft.path)
         make_upper(ground_of(place, after))
-        # The sandbox's lease on the layer is taken before it stands on it.
-        place.store.hold([holder_of(after)])
 
     def move_back() -> None:
         place.store.hold([holder_of(before)])

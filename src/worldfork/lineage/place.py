@@ -131,9 +131,7 @@ class Place:
         stuck = remove_groups(facts.cgroups)
         if stuck:
             _log.warning("cgroups of %s could not be removed: %s", facts.sandbox_id, ", ".join(stuck))
-        run = self.home.run / facts.sandbox_id
-        if run.exists():
-            self.store.trash(run)
+        self._trash_run(facts.sandbox_id)
         self.store.release([facts.sandbox_id])
 
     def tidy_soon(self) -> None:
@@ -144,6 +142,7 @@ class Place:
     def sweep(self) -> SweepReport:
         """Clear away what dead owners and dead sandboxes left. Blocking."""
         report = self.store.sweep(dead=self._dispose_dead)
+        self._trash_strays()
         self.store.empty_trash()
         return report
 
@@ -161,7 +160,28 @@ class Place:
         self.store.close()
 
     def _dispose_dead(self, holder: Holder) -> None:
-        self.dispose(SandboxFacts.from_json(holder.facts))
+        try:
+            facts = SandboxFacts.from_json(holder.facts)
+        except (ValueError, KeyError, TypeError):
+            _log.warning(
+                "what is known of %s cannot be read; its directory goes, its cgroups may stay", holder.holder_id
+            )
+            self._trash_run(holder.holder_id)
+            return
+        self.dispose(facts)
+
+    def _trash_run(self, sandbox_id: str) -> None:
+        run = self.home.run / sandbox_id
+        if run.exists():
+            self.store.trash(run)
+
+    def _trash_strays(self) -> None:
+        """Remove directories of sandboxes that nobody knows; a sandbox is known before it has one, until it is gone."""
+        found = [path.name for path in self.home.run.iterdir()]
+        known = {holder.holder_id for holder in self.store.holders()}
+        for name in found:
+            if name not in known:
+                self._trash_run(name)
 
     def _empty_trash(self) -> None:
         try:
@@ -173,6 +193,7 @@ class Place:
         """After a start: finish what a dead process began, and clear away what it left."""
         try:
             self.sweep()
+            self.store.collect()
             for snapshot_id in self.store.pending_durability():
                 self.store.make_durable(snapshot_id)
         except (WorldforkError, OSError) as error:
