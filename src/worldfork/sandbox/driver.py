@@ -20,6 +20,8 @@ class Capabilities:
     """Whether a directory of a lower layer can be renamed; else it is EXDEV and tools copy."""
     limits: bool
     """Whether memory, CPU and processes are limited by cgroups; else by rlimits alone."""
+    other_users: bool
+    """Whether commands can run as, and files belong to, others than root; not where one id is mapped alone."""
     memory_checkpoint: bool = False
 
 
