@@ -20,6 +20,7 @@ from worldfork.records.sandbox import SandboxFacts
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.connection import Connection
 from worldfork.sandbox.files import list_directory
+from worldfork.store.faultpoints import fault
 
 _HOLD_S = 300.0
 
@@ -52,6 +53,7 @@ async def checkpoint(live: Live, *, stop: bool = False, label: str | None = None
         connection = await live.connection()
         async with _held(connection) as idle:
             live.facts = await live.place.work(lambda: _known_facts(live))
+            fault("checkpoint:held")
             paused = time.monotonic()
             record, copied = await _take(live, connection, idle, label)
             timing = Timing(time.monotonic() - paused, time.monotonic() - began, copied)
@@ -111,7 +113,9 @@ async def _take_upper(live: Live, connection: Connection, label: str | None) -> 
         # The sandbox's lease on the layer comes first, so that a sweep after our death leaves it alone.
         place.store.hold([holder_of(after)])
         os.rename(upper, draft.path)
+        fault("checkpoint:renamed")
         make_upper(ground_of(place, after))
+        fault("checkpoint:made")
 
     def move_back() -> None:
         place.store.hold([holder_of(before)])
@@ -131,6 +135,7 @@ async def _take_upper(live: Live, connection: Connection, label: str | None) -> 
     finally:
         for fd in namespaces:
             os.close(fd)
+    fault("checkpoint:rerooted")
     live.facts = after
     record = _record(before, after.layers, label)
 
@@ -162,12 +167,15 @@ async def _copy_upper(live: Live, connection: Connection, label: str | None) -> 
     upper = Path(ground_of(place, facts).upper)
     try:
         await connection.freeze()
+        fault("checkpoint:frozen")
         try:
             writable = set(await connection.mapped())
             capture = await place.work(lambda: copy_upper(upper, draft.path, last, writable, facts.form))
+            fault("checkpoint:copied")
         finally:
             with contextlib.suppress(SandboxError):
                 await asyncio.shield(connection.thaw())
+        fault("checkpoint:thawed")
         return await place.work(lambda: _publish_copy(live, capture, draft.layer_id, last, notes, label))
     except BaseException:
         with contextlib.suppress(Exception):
@@ -214,6 +222,7 @@ async def _stop_and_take(live: Live, label: str | None, began: float) -> tuple[S
     try:
         await live.kill()
         await live.wait_ended()
+        fault("checkpoint:stopped")
 
         def take() -> SnapshotRecord:
             if is_untouched(ground.upper, ground.layers[0]):
@@ -222,6 +231,7 @@ async def _stop_and_take(live: Live, label: str | None, began: float) -> tuple[S
                 return record
             draft = place.store.begin_layer(form=facts.form)
             os.rename(ground.upper, draft.path)
+            fault("checkpoint:taken")
             record = _record(facts, (draft.layer_id, *facts.layers), label)
             place.store.publish(record, [draft.layer_id])
             return record

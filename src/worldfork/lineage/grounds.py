@@ -13,6 +13,7 @@ from worldfork.records.sandbox import Base
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.bases import VENV, host_python, parse_base, write_ground
 from worldfork.sandbox.command import CommandSpec
+from worldfork.store.faultpoints import fault
 
 _VENV_S = 300.0
 _FORMAT = "2"
@@ -51,6 +52,7 @@ def _write(place: Place, base: Base) -> SnapshotRecord:
     draft = place.store.begin_layer(form=place.driver.form)
     try:
         write_ground(draft.path, base)
+        fault("base:written")
         record = SnapshotRecord(
             snapshot_id=new_id("sn"),
             parent_id=None,

@@ -17,6 +17,7 @@ from worldfork.lineage.place import Place
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox.connection import Connection
 from worldfork.sandbox.driver import Started
+from worldfork.store.faultpoints import fault
 
 _EXIT_S = 10.0
 _POLL_S = 0.005
@@ -164,6 +165,7 @@ class Live:
         await self.kill()
         async with asyncio.timeout(_EXIT_S):
             await self.wait_ended()
+        fault("end:dead")
         self._close_descriptors()
         await self.place.work(lambda: self.place.dispose(self.facts))
         self.place.tidy_soon()

@@ -18,6 +18,7 @@ from worldfork.core.settings import Settings, load_settings
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox.cgroups import remove_groups
 from worldfork.sandbox.namespace import NamespaceDriver
+from worldfork.store.faultpoints import fault
 from worldfork.store.home import open_home
 from worldfork.store.store import Holder, Store, SweepReport
 
@@ -131,6 +132,7 @@ class Place:
         stuck = remove_groups(facts.cgroups)
         if stuck:
             _log.warning("cgroups of %s could not be removed: %s", facts.sandbox_id, ", ".join(stuck))
+        fault("end:groups")
         self._trash_run(facts.sandbox_id)
         self.store.release([facts.sandbox_id])
 

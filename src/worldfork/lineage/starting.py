@@ -20,6 +20,7 @@ from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.bases import host_base
 from worldfork.sandbox.driver import Ground, StartPlan
 from worldfork.sandbox.network import HOST_SETTINGS, HostNetwork, host_network
+from worldfork.store.faultpoints import fault
 from worldfork.store.store import Holder
 
 _SHM_DEFAULT_BYTES = 64 << 20
@@ -148,6 +149,7 @@ def prepare(place: Place, many: list[SandboxFacts]) -> None:
             if place.driver.overlay == "legacy":
                 os.mkdir(run / "scratch", 0o700)
             make_upper(ground_of(place, facts))
+            fault("start:made")
     except BaseException:
         for facts in many:
             place.dispose(facts)
@@ -161,6 +163,7 @@ async def start_prepared(place: Place, facts: SandboxFacts, network: HostNetwork
     except BaseException:
         await asyncio.shield(place.work(lambda: place.dispose(facts)))
         raise
+    fault("start:answered")
     return Live(place, facts, started)
 
 
