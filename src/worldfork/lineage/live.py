@@ -19,7 +19,7 @@ from worldfork.sandbox.connection import Connection
 from worldfork.sandbox.driver import Started
 from worldfork.store.faultpoints import fault
 
-_EXIT_S = 10.0
+_EXIT_S = 30.0
 _POLL_S = 0.005
 """Between two looks at the lock of a PID 1 that is not ours to wait for."""
 
@@ -126,13 +126,14 @@ class Live:
             raise
 
     def end_now(self) -> None:
-        """The same without an event loop, for the end of the interpreter. Blocking."""
+        """The same without an event loop: at the end of the interpreter, or for one that died. Blocking."""
         if self._over or self._owner_pid != os.getpid():
             return
-        if self.facts.detached:
+        if self.facts.detached and self.alive():
             self._close_descriptors()
             return
         self._over = True
+        self.place.live.pop(self.sandbox_id, None)
         self._kill()
         if self._pidfd is not None:
             _is_readable(self._pidfd, _EXIT_S)
@@ -163,8 +164,15 @@ class Live:
     async def _end(self) -> None:
         self.place.live.pop(self.sandbox_id, None)
         await self.kill()
-        async with asyncio.timeout(_EXIT_S):
-            await self.wait_ended()
+        try:
+            async with asyncio.timeout(_EXIT_S):
+                await self.wait_ended()
+        except TimeoutError:
+            raise SandboxError(
+                f"the processes of {self.sandbox_id} did not end within {_EXIT_S:.0f} s of being killed",
+                remedy="a device or a network file system may hold them; `worldfork sweep` clears up later",
+                sandbox_id=self.sandbox_id,
+            ) from None
         fault("end:dead")
         self._close_descriptors()
         await self.place.work(lambda: self.place.dispose(self.facts))

@@ -23,8 +23,8 @@ from worldfork.store.home import open_home
 from worldfork.store.store import Holder, Store, SweepReport
 
 if TYPE_CHECKING:
-    from worldfork.lineage.disk import DiskWatch
     from worldfork.lineage.live import Live
+    from worldfork.lineage.watch import Watch
 
 _T = TypeVar("_T")
 _log = logging.getLogger("worldfork")
@@ -49,16 +49,16 @@ class Place:
         # Synchronising and removing take long; they must not keep a fork waiting.
         self._slow = ThreadPoolExecutor(1, thread_name_prefix="worldfork-slow")
         self._durable: dict[str, Future[None]] = {}
-        self._watch: DiskWatch | None = None
+        self._watch: Watch | None = None
         self._slow.submit(self._settle)
 
     def adopt(self, live: Live) -> None:
         """Keep a sandbox that this process started, and watch the disk it takes."""
         self.live[live.sandbox_id] = live
         if self._watch is None:
-            from worldfork.lineage.disk import DiskWatch
+            from worldfork.lineage.watch import Watch
 
-            self._watch = DiskWatch(str(self.home.run), self.settings.reserve_bytes, lambda: list(self.live.values()))
+            self._watch = Watch(str(self.home.run), self.settings.reserve_bytes, lambda: list(self.live.values()))
         self._watch.start()
 
     async def work(self, call: Callable[[], _T]) -> _T:

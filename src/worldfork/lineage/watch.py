@@ -1,4 +1,4 @@
-"""Watching how much disk live sandboxes take: their own limits, and the reserve that the host keeps free.
+"""Watching live sandboxes: the disk they take, the reserve that the host keeps free, and those that ended themselves.
 
 File systems that limit a directory are rare, so the difference of each sandbox is measured from time to time. What
 one file may take is limited by the kernel at once (`Live.rlimits`).
@@ -32,7 +32,7 @@ class _Measured:
     """When to look again, on the monotonic clock."""
 
 
-class DiskWatch:
+class Watch:
     """One thread for all sandboxes that this process owns; it runs while there are any."""
 
     def __init__(self, directory: str, reserve_bytes: int, living: Callable[[], Iterable[Live]]) -> None:
@@ -48,7 +48,7 @@ class DiskWatch:
         """Begin to watch; does nothing when it is watching already."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._watch, name="worldfork-disk", daemon=True)
+                self._thread = threading.Thread(target=self._watch, name="worldfork-watch", daemon=True)
                 self._thread.start()
 
     def stop(self) -> None:
@@ -66,11 +66,16 @@ class DiskWatch:
             try:
                 self.look()
             except OSError as error:
-                _log.warning("the disk could not be watched: %s", error)
+                _log.warning("sandboxes could not be watched: %s", error)
 
     def look(self) -> None:
-        """Measure what is due, and end who takes too much."""
-        living = list(self._living())
+        """Clear away who died, measure what is due, and end who takes too much."""
+        living = []
+        for live in self._living():
+            if live.alive():
+                living.append(live)
+            else:
+                live.end_now()
         names = {live.sandbox_id for live in living}
         self._measured = {name: seen for name, seen in self._measured.items() if name in names}
         for live in living:
