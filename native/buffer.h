@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 struct buffer {
-  uint8_t *data;
-  size_t head, len, cap;
+	uint8_t *data;
+	size_t head, len, cap;
 };
 
 /* Room for n bytes behind the queued ones; NULL when there is no memory. */

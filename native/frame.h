@@ -9,11 +9,11 @@
 #include "proto.h"
 
 struct frame {
-  uint32_t length;
-  uint16_t type;
-  uint16_t flags;
-  uint32_t channel;
-  uint8_t *payload; /* inside the caller's buffer */
+	uint32_t length;
+	uint16_t type;
+	uint16_t flags;
+	uint32_t channel;
+	uint8_t *payload; /* inside the caller's buffer */
 };
 
 enum frame_status { FRAME_OK, FRAME_MORE, FRAME_BAD };
@@ -27,9 +27,9 @@ void frame_header(uint8_t *at, uint32_t length, uint16_t type, uint16_t flags, u
 /* A reader that can only fail once: after a short read `bad` stays set and
  * every further value is 0. */
 struct reader {
-  uint8_t *at;
-  size_t left;
-  bool bad;
+	uint8_t *at;
+	size_t left;
+	bool bad;
 };
 
 uint8_t read_u8(struct reader *r);
@@ -42,9 +42,9 @@ char *read_str(struct reader *r, size_t *len);
 
 /* A writer into a fixed buffer; `full` stays set once something did not fit. */
 struct writer {
-  uint8_t *at;
-  size_t left;
-  bool full;
+	uint8_t *at;
+	size_t left;
+	bool full;
 };
 
 void write_u8(struct writer *w, uint8_t value);
@@ -56,25 +56,25 @@ void write_str(struct writer *w, const char *text, size_t len);
 enum { EXEC_MAX_RLIMITS = 32, EXEC_MAX_STRINGS = 256 * 1024 };
 
 struct exec_rlimit {
-  uint32_t resource;
-  uint64_t soft, hard;
+	uint32_t resource;
+	uint64_t soft, hard;
 };
 
 struct exec_request {
-  uint32_t flags, credit, drain_ms;
-  uint64_t timeout_ms;
-  char *user, *cwd;
-  uint16_t rows, cols;
-  uint32_t n_rlimit;
-  struct exec_rlimit rlimits[EXEC_MAX_RLIMITS];
-  uint32_t argc, envc;
-  char **argv, **envp; /* one allocation, argv's; each ends with NULL */
+	uint32_t flags, credit, drain_ms;
+	uint64_t timeout_ms;
+	char *user, *cwd;
+	uint16_t rows, cols;
+	uint32_t n_rlimit;
+	struct exec_rlimit rlimits[EXEC_MAX_RLIMITS];
+	uint32_t argc, envc;
+	char **argv, **envp; /* one allocation, argv's; each ends with NULL */
 };
 
 enum exec_status {
-  EXEC_OK,
-  EXEC_BAD_FRAME, /* lengths do not add up: close the connection */
-  EXEC_REFUSED,   /* well formed, but not a thing that can be run: *error says why */
+	EXEC_OK,
+	EXEC_BAD_FRAME, /* lengths do not add up: close the connection */
+	EXEC_REFUSED,   /* well formed, but not a thing that can be run: *error says why */
 };
 
 /* Decodes in place: `payload` is changed and must outlive *out. */

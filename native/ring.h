@@ -8,10 +8,10 @@
 enum { RING_MAX = 1024 * 1024, RING_BUDGET = 64 * 1024 * 1024 };
 
 struct ring {
-  uint8_t *data;
-  size_t cap;     /* 0 or a power of two */
-  uint64_t start; /* the oldest byte kept */
-  uint64_t total; /* one past the newest */
+	uint8_t *data;
+	size_t cap;     /* 0 or a power of two */
+	uint64_t start; /* the oldest byte kept */
+	uint64_t total; /* one past the newest */
 };
 
 void ring_put(struct ring *ring, const uint8_t *data, size_t n);

@@ -14,124 +14,124 @@
 #include "wf.h"
 
 enum {
-  MAX_CONNS = 256,
-  MAX_COMMANDS = 1024, /* with a live process */
-  MAX_ENDED = 256,     /* ended KEEP commands that LIST still shows */
-  QUEUE_HIGH = 256 * 1024,    /* above it a connection gets no more output */
-  QUEUE_LOW = 128 * 1024,     /* below it it does again */
-  QUEUE_STUCK = 1024 * 1024,  /* above it its requests are not read either */
-  STDIN_LIMIT = 2 * WF_STDIN_CREDIT,
-  ARGV_SHOWN = 4096, /* bytes of argv that LIST remembers */
+	MAX_CONNS = 256,
+	MAX_COMMANDS = 1024,       /* with a live process */
+	MAX_ENDED = 256,           /* ended KEEP commands that LIST still shows */
+	QUEUE_HIGH = 256 * 1024,   /* above it a connection gets no more output */
+	QUEUE_LOW = 128 * 1024,    /* below it it does again */
+	QUEUE_STUCK = 1024 * 1024, /* above it its requests are not read either */
+	STDIN_LIMIT = 2 * WF_STDIN_CREDIT,
+	ARGV_SHOWN = 4096, /* bytes of argv that LIST remembers */
 };
 
 /* What epoll hands back. Lives as long as its descriptor is registered, and
  * until the end of the round in which it was taken out. */
 struct source {
-  void (*ready)(struct source *source, uint32_t events);
+	void (*ready)(struct source *source, uint32_t events);
 };
 
 struct conn {
-  struct source source;
-  int fd;
-  bool owner, closing, dirty, hung_up;
-  uint32_t armed; /* the events asked of epoll; 0: not registered */
-  struct buffer in, out;
-  int fds[4]; /* to go with the byte at fds_at of `out` */
-  int n_fds;
-  size_t fds_at;
-  struct channel *channels;
-  struct conn *next;
+	struct source source;
+	int fd;
+	bool owner, closing, dirty, hung_up;
+	uint32_t armed; /* the events asked of epoll; 0: not registered */
+	struct buffer in, out;
+	int fds[4]; /* to go with the byte at fds_at of `out` */
+	int n_fds;
+	size_t fds_at;
+	struct channel *channels;
+	struct conn *next;
 };
 
 /* One client's view of one command. */
 struct channel {
-  struct conn *conn;
-  uint32_t id;
-  struct command *command;
-  uint64_t credit;
-  uint64_t credit_ms; /* when credit last came */
-  bool starter;       /* made by EXEC, not by ATTACH */
-  bool quiet, follow, told_start;
-  uint64_t cursor[2], until[2]; /* KEEP: places in the rings */
-  struct channel *next_in_conn, *next_in_command;
+	struct conn *conn;
+	uint32_t id;
+	struct command *command;
+	uint64_t credit;
+	uint64_t credit_ms; /* when credit last came */
+	bool starter;       /* made by EXEC, not by ATTACH */
+	bool quiet, follow, told_start;
+	uint64_t cursor[2], until[2]; /* KEEP: places in the rings */
+	struct channel *next_in_conn, *next_in_command;
 };
 
 enum command_state {
-  COMMAND_QUEUED,   /* held */
-  COMMAND_STARTING, /* forked, not yet known to run */
-  COMMAND_RUNNING,
-  COMMAND_ENDED, /* the process ended; its output is being drained */
-  COMMAND_DONE,  /* EXIT can be told; what lingers is in the background */
+	COMMAND_QUEUED,   /* held */
+	COMMAND_STARTING, /* forked, not yet known to run */
+	COMMAND_RUNNING,
+	COMMAND_ENDED, /* the process ended; its output is being drained */
+	COMMAND_DONE,  /* EXIT can be told; what lingers is in the background */
 };
 
 struct stream {
-  struct source source;
-  struct command *command;
-  int fd; /* -1: at its end */
-  int index;
-  bool armed;
-  bool slow;  /* wait for the next tick before reading again */
-  bool empty; /* the last read found nothing */
-  uint64_t late_bytes, late_limit; /* read after the drain time passed */
-  struct ring ring;
+	struct source source;
+	struct command *command;
+	int fd; /* -1: at its end */
+	int index;
+	bool armed;
+	bool slow;                       /* wait for the next tick before reading again */
+	bool empty;                      /* the last read found nothing */
+	uint64_t late_bytes, late_limit; /* read after the drain time passed */
+	struct ring ring;
 };
 
 struct input {
-  struct source source;
-  int fd; /* -1: none or closed */
-  bool armed, eof, tty, broken;
-  struct channel *claim;
-  struct buffer queue;
-  uint32_t owed; /* credit not yet given back */
+	struct source source;
+	int fd; /* -1: none or closed */
+	bool armed, eof, tty, broken;
+	struct channel *claim;
+	struct buffer queue;
+	uint32_t owed; /* credit not yet given back */
 };
 
 struct command {
-  struct source control; /* the supervisor's socket */
-  int control_fd;
-  pid_t supervisor; /* 0 once reaped */
-  pid_t pid;
-  enum command_state state;
-  uint32_t flags, drain_ms;
-  uint64_t timeout_ms;
-  struct stream out[2];
-  struct input in;
-  uint64_t timeout_at, drain_at, kill_at; /* monotonic ms, 0 none */
-  bool killed;           /* the tree is being killed */
-  enum wf_reason killed_for;
-  bool drained;
-  bool reported; /* the supervisor told how it ended */
-  enum wf_reason reason;
-  int32_t exit_code, signal;
-  struct usage usage;
-  uint64_t oom_before;
-  uint64_t started_us, started_unix_ms, ended_unix_ms;
-  uint32_t argc_shown;
-  uint8_t *argv_shown; /* packed str, as LIST sends them */
-  size_t argv_shown_len;
-  struct exec_request request; /* while queued */
-  uint8_t *payload;            /* owned while queued */
-  size_t payload_len;
-  struct channel *channels;
-  struct command *next;
-  bool buried;
+	struct source control; /* the supervisor's socket */
+	int control_fd;
+	pid_t supervisor; /* 0 once reaped */
+	pid_t pid;
+	enum command_state state;
+	uint32_t flags, drain_ms;
+	uint64_t timeout_ms;
+	struct stream out[2];
+	struct input in;
+	uint64_t timeout_at, drain_at, kill_at; /* monotonic ms, 0 none */
+	bool killed;                            /* the tree is being killed */
+	enum wf_reason killed_for;
+	bool drained;
+	bool reported; /* the supervisor told how it ended */
+	enum wf_reason reason;
+	int32_t exit_code, signal;
+	struct usage usage;
+	uint64_t oom_before;
+	uint64_t started_us, started_unix_ms, ended_unix_ms;
+	uint32_t argc_shown;
+	uint8_t *argv_shown; /* packed str, as LIST sends them */
+	size_t argv_shown_len;
+	struct exec_request request; /* while queued */
+	uint8_t *payload;            /* owned while queued */
+	size_t payload_len;
+	struct channel *channels;
+	struct command *next;
+	bool buried;
 };
 
 struct server {
-  const struct wf_init_config *config;
-  int epoll_fd, signal_fd;
-  int owner_pidfd, listen_fd, lock_fd, oom_fd;
-  int freeze_fd, freeze_state_fd;
-  struct kept kept; /* descriptors that a supervisor needs too */
-  uint64_t started_ms, ends_ms;
-  uint64_t wake_ms; /* the next thing that time brings, UINT64_MAX none */
-  struct conn *conns;
-  unsigned n_conns;
-  struct command *commands; /* newest first */
-  bool strays;
-  uint64_t strays_ms, tick_ms, listen_ms;
-  unsigned strays_wait_ms;
-  uint64_t reaped_cpu_us;
-  size_t queued_bytes;
+	const struct wf_init_config *config;
+	int epoll_fd, signal_fd;
+	int owner_pidfd, listen_fd, lock_fd, oom_fd;
+	int freeze_fd, freeze_state_fd;
+	struct kept kept; /* descriptors that a supervisor needs too */
+	uint64_t started_ms, ends_ms;
+	uint64_t wake_ms; /* the next thing that time brings, UINT64_MAX none */
+	struct conn *conns;
+	unsigned n_conns;
+	struct command *commands; /* newest first */
+	bool strays;
+	uint64_t strays_ms, tick_ms, listen_ms;
+	unsigned strays_wait_ms;
+	uint64_t reaped_cpu_us;
+	size_t queued_bytes;
 };
 
 extern struct server srv;
@@ -153,7 +153,7 @@ uint8_t *conn_room(struct conn *conn, size_t n); /* n bytes at the end of the qu
 void conn_commit(struct conn *conn, size_t n);
 void conn_send(struct conn *conn, uint16_t type, uint32_t channel, const void *payload, size_t len);
 void conn_error(struct conn *conn, uint32_t channel, int error, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
+	__attribute__((format(printf, 4, 5)));
 bool conn_has_room(const struct conn *conn);
 int conns_listen(void);
 void conns_time(uint64_t now);

@@ -7,10 +7,10 @@
 #include <sys/types.h>
 
 struct process {
-  pid_t pid, ppid;
-  char state;  /* as in /proc/<pid>/stat */
-  int threads; /* of a zombie: more than 1 while others of its threads live */
-  bool marked;
+	pid_t pid, ppid;
+	char state;  /* as in /proc/<pid>/stat */
+	int threads; /* of a zombie: more than 1 while others of its threads live */
+	bool marked;
 };
 
 /* All processes in ascending order of pid, in memory that the next call

@@ -10,11 +10,11 @@
 enum { USER_MAX_GROUPS = 256 };
 
 struct user {
-  uid_t uid;
-  gid_t gid;
-  bool groups_known; /* else the groups stay as they are */
-  size_t n_groups;
-  gid_t groups[USER_MAX_GROUPS];
+	uid_t uid;
+	gid_t gid;
+	bool groups_known; /* else the groups stay as they are */
+	size_t n_groups;
+	gid_t groups[USER_MAX_GROUPS];
 };
 
 /* "name", "uid", "name:group" or "uid:gid", where a group may be a name too.
