@@ -27,7 +27,7 @@ class Handle:
     _live: Live
 
     def _full(self, path: str) -> str:
-        return posixpath.join(self._live.facts.working_dir, path)
+        return posixpath.join(self._live.facts.working_dir, path) if path else self._live.facts.working_dir
 
     def _where(self) -> Where:
         return {"user": self._live.facts.user, "working_dir": self._live.facts.working_dir}
@@ -51,7 +51,7 @@ class Handle:
         return CommandSpec(
             argv,
             env={**command_env(facts), **(env or {})},
-            working_dir=working_dir or facts.working_dir,
+            working_dir=self._full(working_dir or ""),
             user=facts.user if user is None else user,
             stdin=stdin,
             merge=merge,

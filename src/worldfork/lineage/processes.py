@@ -59,7 +59,7 @@ class Processes(Handle):
         if process.ended:
             result = await process.wait()
             if result.reason is Reason.NOT_STARTED:
-                raise SandboxError(f"could not start {result.stderr.strip() or command}", exit_code=result.exit_code)
+                raise SandboxError(result.stderr.strip() or f"cannot run {command}", exit_code=result.exit_code)
         pid = process.pid
         process.detach()
         if name is not None:

@@ -158,12 +158,15 @@ def signal_name(number: int) -> str:
 
 def not_started_text(error_number: int, program: str | bytes) -> str:
     """One line, for stderr, on why a program could not be started."""
-    name = os.fsdecode(program)
-    hint = {
-        "E2BIG": " (one argument may have 128 KiB: write it to a file, or send it on stdin)",
-        "EAGAIN": " (the sandbox is at its limit of processes)",
+    return f"{os.fsdecode(program)}: {os.strerror(error_number)}\n"
+
+
+def not_started_hint(error_number: int) -> str:
+    """A line on what to do about it; empty where the reason says it all."""
+    return {
+        "E2BIG": "one argument may have 128 KiB: write it to a file, or send it on stdin\n",
+        "EAGAIN": "the sandbox is at its limit of processes\n",
     }.get(errno_name(error_number), "")
-    return f"{name}: {os.strerror(error_number)}{hint}\n"
 
 
 def errno_name(number: int) -> str:

@@ -6,7 +6,7 @@ import errno
 from typing import Final
 
 from worldfork.sandbox import wire
-from worldfork.sandbox.command import CommandResult, OutputBuffer, Reason, not_started_text
+from worldfork.sandbox.command import CommandResult, OutputBuffer, Reason, not_started_hint, not_started_text
 
 WINDOW_BYTES: Final = 256 * 1024
 """Output that a command may have under way; more is granted once half of it was taken."""
@@ -49,6 +49,7 @@ def command_result(ending: wire.Ending, output: Output, program: str | bytes, *,
     if reason is Reason.NOT_STARTED:
         if not output.stderr.total_bytes:
             output.stderr.add(not_started_text(exit_code, program).encode("utf-8", "surrogateescape"))
+        output.stderr.add(not_started_hint(exit_code).encode())
         exit_code = 127 if exit_code == errno.ENOENT else 126
     stdout, stdout_dropped_bytes = output.stdout.join()
     stderr, stderr_dropped_bytes = output.stderr.join()
