@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from worldfork.lineage.asynchronous import AsyncSandbox
     from worldfork.lineage.snapshots import ForkResult, ForkResults, SnapshotInfo
     from worldfork.lineage.synchronous import Sandbox
-    from worldfork.records.sandbox import SandboxInfo, SandboxStatus
+    from worldfork.records.sandbox import OutputMode, ProcessInfo, ProcessStatus, SandboxInfo, SandboxStatus, StdinMode
     from worldfork.records.snapshot import CheckpointType, SnapshotStatus, SnapshotWaitCondition
     from worldfork.sandbox.command import CommandResult
     from worldfork.sandbox.command import Reason as CommandExitReason
@@ -24,8 +24,9 @@ __version__ = "0.1.0"
 # fmt: off
 __all__ = [
     "AsyncSandbox", "CheckpointType", "CommandExitReason", "CommandResult", "ConfigError", "ForkResult", "ForkResults",
-    "NotFound", "Sandbox", "SandboxDied", "SandboxError", "SandboxInfo", "SandboxStatus", "SnapshotInfo",
-    "SnapshotStatus", "SnapshotWaitCondition", "WorldforkError", "async_world", "world",
+    "NotFound", "OutputMode", "ProcessInfo", "ProcessStatus", "Sandbox", "SandboxDied", "SandboxError", "SandboxInfo",
+    "SandboxStatus", "SnapshotInfo", "SnapshotStatus", "SnapshotWaitCondition", "StdinMode", "WorldforkError",
+    "async_world", "world",
 ]
 
 _ROOMS = {
@@ -33,7 +34,7 @@ _ROOMS = {
     "lineage.asynchronous": ("AsyncSandbox",),
     "lineage.snapshots": ("ForkResult", "ForkResults", "SnapshotInfo"),
     "lineage.synchronous": ("Sandbox",),
-    "records.sandbox": ("SandboxInfo", "SandboxStatus"),
+    "records.sandbox": ("OutputMode", "ProcessInfo", "ProcessStatus", "SandboxInfo", "SandboxStatus", "StdinMode"),
     "records.snapshot": ("CheckpointType", "SnapshotStatus", "SnapshotWaitCondition"),
     "sandbox.command": ("CommandResult", "CommandExitReason"),
     "worlds.world": ("async_world", "world"),

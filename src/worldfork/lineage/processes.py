@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from worldfork.core.clock import SystemClock
 from worldfork.core.errors import ConfigError, SandboxError
 from worldfork.lineage.handle import Handle
-from worldfork.records.sandbox import OutputEvent, OutputResponse, ProcessInfo
+from worldfork.records.sandbox import OutputEvent, OutputMode, OutputResponse, ProcessInfo, ProcessStatus, StdinMode
 from worldfork.sandbox.command import Reason
 from worldfork.sandbox.process import Process
 from worldfork.sandbox.replies import ListedProcess
@@ -25,24 +25,25 @@ class Processes(Handle):
         args: Iterable[str] | None = None,
         env: Mapping[str, str] | None = None,
         working_dir: str | None = None,
-        stdin_mode: str = "closed",
-        stdout_mode: str = "capture",
-        stderr_mode: str = "capture",
+        stdin_mode: StdinMode | str = StdinMode.CLOSED,
+        stdout_mode: OutputMode | str = OutputMode.CAPTURE,
+        stderr_mode: OutputMode | str = OutputMode.CAPTURE,
         user: str | None = None,
         name: str | None = None,
+        restart: str | None = None,
     ) -> ProcessInfo:
         """Start a program that outlives this call and this connection; its last output is kept in the sandbox.
 
         Args:
             stdin_mode: "pipe" lets `write_stdin` reach it.
             stdout_mode, stderr_mode: "capture" or "discard".
+            restart: only "never".
             name: another word for its pid in the calls below, on this handle.
 
         Raises:
             ConfigError: an unknown mode. SandboxError: it could not be started.
         """
-        if stdin_mode not in ("closed", "pipe") or {stdout_mode, stderr_mode} - {"capture", "discard"}:
-            raise ConfigError("stdin_mode is closed or pipe, stdout_mode and stderr_mode are capture or discard")
+        _check_modes(stdin_mode, (stdout_mode, stderr_mode), restart)
         connection = await self._live.connection()
         spec = self._spec(
             (command, *(args or ())),
@@ -50,10 +51,10 @@ class Processes(Handle):
             working_dir,
             None,
             user,
-            stdin=stdin_mode == "pipe",
+            stdin=stdin_mode == StdinMode.PIPE,
             keep=True,
-            discard_stdout=stdout_mode == "discard",
-            discard_stderr=stderr_mode == "discard",
+            discard_stdout=stdout_mode == OutputMode.DISCARD,
+            discard_stderr=stderr_mode == OutputMode.DISCARD,
         )
         process = await connection.start(spec)
         if process.ended:
@@ -174,10 +175,17 @@ class Processes(Handle):
                 process.detach()
 
 
+def _check_modes(stdin_mode: str, output_modes: tuple[str, str], restart: str | None) -> None:
+    if stdin_mode not in list(StdinMode) or not set(output_modes) <= set(OutputMode):
+        raise ConfigError("stdin_mode is closed or pipe, stdout_mode and stderr_mode are capture or discard")
+    if restart not in (None, "never"):
+        raise ConfigError(f"restart={restart!r} is not supported", remedy="start the process again when it has ended")
+
+
 def _process_info(row: ListedProcess, name: str | None) -> ProcessInfo:
     return ProcessInfo(
         pid=row.pid,
-        status=row.status,
+        status=ProcessStatus(row.status),
         command=row.argv[0] if row.argv else "",
         args=tuple(row.argv[1:]),
         exit_code=row.exit_code,

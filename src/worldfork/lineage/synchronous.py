@@ -152,9 +152,16 @@ class Sandbox:
             )
         )
 
-    def start_process(self, command: str, args: Iterable[str] | None = None, **options: Any) -> ProcessInfo:
+    def start_process(
+        self,
+        command: str,
+        args: Iterable[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        working_dir: str | None = None,
+        **options: Any,
+    ) -> ProcessInfo:
         """Start a program that outlives this call; see `AsyncSandbox.start_process`."""
-        return through(self._inner.start_process(command, args, **options))
+        return through(self._inner.start_process(command, args, env, working_dir, **options))
 
     def list_processes(self) -> Sequence[ProcessInfo]:
         """Return every command that runs, and started processes that ended."""

@@ -21,6 +21,29 @@ class SandboxStatus(str, Enum):
     FAILED = "failed"
 
 
+class ProcessStatus(str, Enum):
+    """How a started process is doing."""
+
+    RUNNING = "running"
+    EXITED = "exited"
+    SIGNALED = "signaled"
+    OOM_KILLED = "oom_killed"
+
+
+class StdinMode(str, Enum):
+    """Whether a started process has an input that can be written."""
+
+    CLOSED = "closed"
+    PIPE = "pipe"
+
+
+class OutputMode(str, Enum):
+    """Whether a started process's output is kept."""
+
+    CAPTURE = "capture"
+    DISCARD = "discard"
+
+
 @dataclass(frozen=True)
 class Limits:
     """What a sandbox may use; None is no limit."""
@@ -145,6 +168,21 @@ class SandboxInfo:
         """The same as `sandbox_id`."""
         return self.sandbox_id
 
+    @property
+    def resources(self) -> Limits:
+        """The same as `limits`."""
+        return self.limits
+
+    @property
+    def image(self) -> str:
+        """The same as `base`."""
+        return self.base
+
+    @property
+    def namespace(self) -> str:
+        """One home is one namespace."""
+        return "default"
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `--json`."""
         data = asdict(self)
@@ -158,8 +196,7 @@ class ProcessInfo:
 
     pid: int
     """Inside the sandbox."""
-    status: str
-    """"running", "exited", "signaled" or "oom_killed"."""
+    status: ProcessStatus
     command: str
     args: tuple[str, ...]
     exit_code: int | None
