@@ -1,0 +1,159 @@
+"""Processes that die in the middle of something, and a look at what is left of them and in their home."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.stores import exit_code_of, start_child
+
+from worldfork.core.settings import load_settings
+from worldfork.lineage import place as places
+from worldfork.store import faultpoints
+from worldfork.store.home import open_home
+from worldfork.store.store import Store
+
+_PR_SET_CHILD_SUBREAPER = 36
+_GONE_S = 5.0
+_BEHIND = ("trash:removed", "make_durable:", "sweep:", "collect:", "recover:")
+"""Steps of threads in the background, which fall anywhere among those of the work."""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a victim ended."""
+
+    code: int
+    """Its exit code, or minus the signal that ended it."""
+    step: str
+    """The named step at which it was killed; empty if it came through."""
+    gone_s: float
+    """From its end until the last process that it had started was gone."""
+    left: list[str] = field(default_factory=list)
+    """Processes that were still there after a while; they are killed."""
+    told: list[str] = field(default_factory=list)
+    """What it had announced."""
+
+
+def die_at(step: int, prepare: Callable[[], object], work: Callable[[Tell], object], *, outlive: int = 0) -> Death:
+    """Let a process of its own run `prepare`, then kill it at the `step`-th named step of `work`.
+
+    Args:
+        step: from 1; 0 kills it nowhere, and it ends without any cleaning up when `work` is through.
+        prepare: makes what `work` needs; what it returns is dropped, so it keeps what must live in a closure.
+        work: gets a function to announce what has been promised.
+        outlive: how many of its processes may outlive it.
+    """
+    reader, writer = os.pipe()
+
+    def guard() -> None:
+        # What the victim leaves becomes a child of this process: nobody can be overlooked.
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        victim = start_child(lambda: _live(step, prepare, work, writer))
+        code = exit_code_of(victim)
+        began_s = time.monotonic()
+        left = _wait_for_children(began_s + _GONE_S, outlive)
+        _say(writer, {"code": code, "gone_s": time.monotonic() - began_s, "left": left})
+
+    child = start_child(guard)
+    os.close(writer)
+    lines = [json.loads(line) for line in _read_all(reader).splitlines()]
+    assert exit_code_of(child) == 0
+    facts = lines[-1]
+    told = [line["told"] for line in lines if "told" in line]
+    step_name = next((line["step"] for line in lines if "step" in line), "")
+    return Death(facts["code"], step_name, facts["gone_s"], facts["left"], told)
+
+
+def deaths(prepare: Callable[[], object], work: Callable[[Tell], object], *, outlive: int = 0) -> Iterator[Death]:
+    """Yield a death at each step in turn, until the work comes through."""
+    step = 0
+    while True:
+        step += 1
+        death = die_at(step, prepare, work, outlive=outlive)
+        yield death
+        if not death.step:
+            assert death.code == 0, death
+            return
+
+
+def _live(step: int, prepare: Callable[[], object], work: Callable[[Tell], object], writer: int) -> None:
+    kept = prepare()
+    passed = 0
+
+    def hook(name: str) -> None:
+        nonlocal passed
+        if name.startswith(_BEHIND):
+            return
+        passed += 1
+        if passed == step:
+            _say(writer, {"step": name})
+            os.kill(os.getpid(), signal.SIGKILL)
+            signal.pause()
+
+    faultpoints.install(hook)
+    work(lambda text: _say(writer, {"told": text}))
+    del kept
+    os._exit(0)
+
+
+def _say(writer: int, facts: dict[str, object]) -> None:
+    # Short writes to a pipe are whole.
+    os.write(writer, json.dumps(facts).encode() + b"\n")
+
+
+def _read_all(reader: int) -> str:
+    with os.fdopen(reader, encoding="utf-8") as lines:
+        return lines.read()
+
+
+def _wait_for_children(deadline_s: float, spared: int) -> list[str]:
+    while True:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return []
+        mine = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        if len(mine) <= spared:
+            return []
+        if time.monotonic() > deadline_s:
+            for pid in mine:
+                os.kill(int(pid), signal.SIGKILL)
+            return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in mine]
+        time.sleep(0.002)
+
+
+def start_afresh() -> None:
+    """Do what the next process does that opens the home: it settles what the dead left."""
+
+    def visit() -> None:
+        places.place()
+        places.close_places()
+
+    code = exit_code_of(start_child(visit))
+    assert code == 0
+
+
+def left_in(home: Path, *, living: Iterable[str] = ()) -> list[str]:
+    """Return what a home still holds of sandboxes that are not `living`, and layers that no snapshot uses."""
+    # A store of its own, since a place settles its home in the background when it is opened.
+    with closing(Store.open(open_home(load_settings()))) as store:
+        found = [f"{room}/{name}" for room in ("run", "trash") for name in os.listdir(home / room)]
+        found += [f"locks/{name}" for name in os.listdir(home / "locks") if not store.is_alive(name)]
+        holders, records = store.holders(), store.snapshots()
+        found += [f"lease of {holder.holder_id}" for holder in holders]
+        used = {layer for record in records for layer in record.layers}
+        used |= {layer for holder in holders for layer in holder.layers}
+        found += [f"layers/{name}" for name in os.listdir(home / "layers") if name not in used]
+        found += [f"lost layer {layer} of a snapshot" for layer in used if not store.layer_path(layer).is_dir()]
+    return [words for words in found if not any(sandbox_id in words for sandbox_id in living)]
