@@ -49,6 +49,7 @@ static void on_started(struct command *command, pid_t pid)
 		channel->told_start = true;
 		conn_send(channel->conn, WF_STARTED, channel->id, payload, sizeof payload);
 	}
+	input_flush(command);
 	/* Its output may have come first; nothing is read before STARTED is sent. */
 	for (int i = 0; i < 2; i++)
 		stream_resume(&command->out[i]);

@@ -102,7 +102,7 @@ bool input_put(struct channel *channel, const uint8_t *data, size_t len, bool eo
 		memcpy(at + len, &end, 1);
 	input->queue.len += len + extra;
 	input->eof = eof;
-	if (command->state >= COMMAND_STARTING)
+	if (command->state >= COMMAND_RUNNING) /* STARTED comes before any credit */
 		input_flush(command);
 	return true;
 }
@@ -125,6 +125,4 @@ void input_open(struct command *command, int fd, bool tty)
 	command->in.tty = tty;
 	if (fd < 0)
 		command->in.eof = true;
-	else
-		input_flush(command);
 }
