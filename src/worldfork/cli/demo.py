@@ -77,10 +77,9 @@ def _build(world: Sandbox, say: Callable[[str], None], began_s: float, *, quiet:
         notes: list[str] = []
         facts = build_world(world, notes.append)
     build_s = time.perf_counter() - began_s
-    names = ", ".join(facts.packages) or "the standard library"
-    say(f"1. Build     {names} and the state that code left: {build_s:.1f} s")
+    say(f"1. Build     {', '.join(facts.packages)}; and the state that code left: {build_s:.1f} s")
     for text in notes:
-        say(text)
+        say(f"             {text}")
     return facts, build_s
 
 
@@ -106,7 +105,8 @@ def _restore(
 def _roll_out(snapshot: SnapshotInfo, facts: WorldFacts, say: Callable[[str], None], *, quiet: bool) -> Scored:
     with progress(f"rolling out a group of {GROUP}", quiet=quiet):
         scored = roll_out(snapshot.snapshot_id, with_pytest=facts.has_pytest)
-    say(f"4. Roll out  {GROUP} candidates in {GROUP} forks, hidden tests in {GROUP} more: {scored.took_s:.1f} s")
+    where = f"graded by hidden tests in {GROUP} more" if facts.has_pytest else "and hidden tests in the same"
+    say(f"4. Roll out  {GROUP} candidates in {GROUP} forks, {where}: {scored.took_s:.1f} s")
     for line in scored.lines:
         say(f"             {reward_line(*line)}")
     say(f"             rewards    {_vector(scored.rewards)}")

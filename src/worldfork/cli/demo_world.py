@@ -14,6 +14,8 @@ from worldfork.core.errors import SandboxError
 
 PACKAGES = ("numpy", "pandas", "requests", "pytest", "pytest-timeout")
 """The article's four, and the plug-in that the verifier wants for its time limits."""
+OWN_PACKAGE = "worldfork-demo"
+"""What is installed where no registry is in reach; the world makes it itself."""
 PYTEST_PARTS = ("pytest", "pytest-timeout", "pluggy", "iniconfig", "packaging", "pygments")
 """What pytest needs on Python 3.11 and newer; all of it pure Python."""
 
@@ -84,6 +86,24 @@ path = work / "config.json"
 config = json.loads(path.read_text())
 config.update(learning_rate=0.0003, stage="warm", rows=count)
 path.write_text(json.dumps(config))
+'''
+
+MAKE_PACKAGE = '''
+"""Runs inside a sandbox that reaches no registry: writes a wheel and has pip install it."""
+import subprocess, sys, zipfile
+
+name, info = "worldfork_demo", "worldfork_demo-1.0.dist-info"
+files = {
+    f"{name}.py": "answer = 42\\n",
+    f"{info}/METADATA": "Metadata-Version: 2.1\\nName: worldfork-demo\\nVersion: 1.0\\n",
+    f"{info}/WHEEL": "Wheel-Version: 1.0\\nGenerator: demo\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+}
+files[f"{info}/RECORD"] = "".join(f"{path},,\\n" for path in [*files, f"{info}/RECORD"])
+wheel = f"/tmp/{name}-1.0-py3-none-any.whl"
+with zipfile.ZipFile(wheel, "w") as archive:
+    for path, text in files.items():
+        archive.writestr(path, text)
+subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel], check=True)
 '''
 
 READ_STATE = '''
@@ -169,13 +189,14 @@ def _install(sandbox: Sandbox, say: Say) -> tuple[tuple[str, ...], bool]:
     if result.exit_code == 0:
         return PACKAGES, True
     lines = (result.stdout + result.stderr).strip().splitlines() or [f"pip ended with {result.exit_code}"]
-    say("  The package registry is out of reach from here; this world is made of the standard library alone.")
-    say(f"  pip said: {lines[-1].strip()[:200]}")
+    say("The package registry is out of reach or refused: this world is made of the standard library alone.")
+    say(f"pip said: {lines[-1].strip()[:200]}")
+    _python(sandbox, MAKE_PACKAGE)
     if _copy_pytest(sandbox):
-        say("  pytest, which the hidden tests need, was copied from the Python that runs this demo.")
-        return ("pytest", "pytest-timeout"), False
-    say("  pytest is not to be had either: the hidden tests run with a loop of a few lines in its place.")
-    return (), False
+        say("pytest, which the hidden tests need, was copied from the Python that runs this demo.")
+        return (OWN_PACKAGE, "pytest", "pytest-timeout"), False
+    say("pytest is not to be had either: the hidden tests run with a loop of a few lines in its place.")
+    return (OWN_PACKAGE,), False
 
 
 def _copy_pytest(sandbox: Sandbox) -> bool:
@@ -211,8 +232,6 @@ def survivors(built: WorldFacts, restored: dict[str, Any]) -> list[Survivor]:
         "checkpoint": len(before["checkpoint"]) == 3,
         "config": config.get("learning_rate") not in (None, first),
     }
-    if not before["packages"]:
-        names, found["packages"] = "none was to be had, so none was lost", True
     details = {
         "packages": ("installed packages", names),
         "data": ("fetched file", f"data/readings.csv, sha256 {before['data']}"),

@@ -114,9 +114,7 @@ async def _follow(
             await process.wait()
             return PIPE_CLOSED
         result = await process.wait()
-    if result.reason is Reason.NOT_STARTED:
-        await asyncio.to_thread(_write_all, 2, result.stderr_bytes)
-    elif result.reason is Reason.TIMED_OUT:
+    if result.reason is Reason.TIMED_OUT:
         note(f"worldfork: the command met its time limit of {timeout:g} s.")
     elif result.reason is Reason.OOM_KILLED:
         note("worldfork: the command was killed because the sandbox ran out of memory.")

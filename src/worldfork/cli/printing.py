@@ -55,7 +55,11 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, emp
         table.add_column(column, no_wrap=position == 0, overflow="fold")
     for row in rows:
         table.add_row(*("-" if cell is None else str(cell) for cell in row))
-    console().print(table, soft_wrap=False)
+    shown = console()
+    with shown.capture() as captured:
+        shown.print(table, soft_wrap=False)
+    for line in captured.get().splitlines():
+        print_line(line.rstrip())
 
 
 def print_error(error: WorldforkError, *, as_json: bool) -> None:

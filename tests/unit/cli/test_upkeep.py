@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.unit.cli.conftest import Invoke
+
+from worldfork.cli import upkeep
+from worldfork.core.settings import Settings
+from worldfork.sandbox.probe import ProbeResult
+from worldfork.store.sweep import CollectReport, SweepReport
+
+
+def play_probe(monkeypatch: pytest.MonkeyPatch, *results: ProbeResult) -> None:
+    async def probe(settings: Settings) -> list[ProbeResult]:
+        return list(results)
+
+    monkeypatch.setattr(upkeep, "probe", probe)
+
+
+GOOD = ProbeResult("root, overlay mounted the new way", True, "a command ran")
+BAD = ProbeResult("user namespace", False, "refused", "sudo sysctl -w kernel.x=0")
+WORSE = ProbeResult("network host", False, "refused too", "sudo sysctl -w kernel.x=0")
+
+
+def test_doctor_is_content_while_one_way_works(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
+    play_probe(monkeypatch, GOOD, BAD, WORSE)
+    result = invoke("doctor")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[1].split()[0] == "works"
+    assert lines[2].split()[0] == "NOT"
+    assert result.stdout.count("sudo sysctl -w kernel.x=0") == 1
+    assert "For user namespace, network host:" in result.stdout
+
+
+def test_doctor_ends_with_20_where_nothing_starts(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
+    play_probe(monkeypatch, BAD, WORSE)
+    assert invoke("doctor").exit_code == 20
+
+
+def test_doctor_as_json(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
+    play_probe(monkeypatch, GOOD, BAD)
+    assert json.loads(invoke("doctor", "--json").stdout) == [
+        {"name": GOOD.name, "ok": True, "detail": "a command ran", "remedy": ""},
+        {"name": BAD.name, "ok": False, "detail": "refused", "remedy": "sudo sysctl -w kernel.x=0"},
+    ]
+
+
+def play_store(monkeypatch: pytest.MonkeyPatch, swept: SweepReport, collected: CollectReport) -> None:
+    here = SimpleNamespace(sweep=lambda: swept, store=SimpleNamespace(collect=lambda: collected))
+    monkeypatch.setattr(upkeep, "place", lambda: here)
+
+
+def test_sweep_says_what_went(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
+    play_store(monkeypatch, SweepReport(holders=["sb-a"], drafts=["ly-a"]), CollectReport(layers=["ly-b"]))
+    assert json.loads(invoke("sweep", "--json").stdout) == {
+        "sandboxes": ["sb-a"],
+        "snapshots": [],
+        "layers": ["ly-a", "ly-b"],
+        "leftovers": [],
+        "failures": [],
+    }
+    rows = dict(line.split() for line in invoke("sweep").stdout.splitlines())
+    assert rows == {"removed": "count", "sandboxes": "1", "snapshots": "0", "layers": "2", "leftovers": "0"}
+
+
+def test_sweep_tells_what_stays(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
+    play_store(monkeypatch, SweepReport(failures=[("layers/ly-a", "busy")]), CollectReport())
+    result = invoke("sweep")
+    assert result.exit_code == 3
+    assert result.stderr == "worldfork: layers/ly-a stays: busy\n"
+
+
+def test_bench_hands_over_to_the_benches(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(os, "chdir", asked.append)
+    monkeypatch.setattr(os, "execv", lambda path, line: asked.append(line))
+    invoke("bench", "fork", "bursts", "--quick", "--json", "--home", "/tmp/h")
+    assert (asked[0] / "bench" / "main.py").is_file()
+    assert asked[1] == [sys.executable, "-m", "bench", "fork", "bursts", "--quick", "--json", "--home", "/tmp/h"]
