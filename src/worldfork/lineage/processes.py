@@ -68,10 +68,11 @@ class Processes(Handle):
         return await self.get_process(pid)
 
     async def list_processes(self) -> list[ProcessInfo]:
-        """Return every command that runs, and those of `start_process` that ended (the last 256)."""
+        """Return every command that runs, and those of `start_process` that ended (the last 256), oldest first."""
         connection = await self._live.connection()
         names = {pid: name for name, pid in self._live.names.items()}
-        return [_process_info(row, names.get(row.pid)) for row in await connection.processes()]
+        rows = sorted(await connection.processes(), key=lambda row: (row.started_s, row.pid))
+        return [_process_info(row, names.get(row.pid)) for row in rows]
 
     async def get_process(self, p: int | str) -> ProcessInfo:
         """Return one process by its pid inside or its name.
@@ -80,7 +81,7 @@ class Processes(Handle):
             SandboxError: there is none.
         """
         pid = self._pid(p)
-        for info in await self.list_processes():
+        for info in reversed(await self.list_processes()):  # a number may have been given out again
             if info.pid == pid:
                 return info
         raise SandboxError(f"there is no process {p} in {self._live.sandbox_id}")
@@ -154,8 +155,8 @@ class Processes(Handle):
         parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         async for stream, data in process:
             parts[stream].append(data)
-        text = "".join(b"".join(parts[stream]).decode("utf-8", "replace") for stream in streams)
-        return OutputResponse(self._pid(p), tuple(text.splitlines()))
+        lines = [line for stream in streams for line in _lines(b"".join(parts[stream]))]
+        return OutputResponse(self._pid(p), tuple(line.decode("utf-8", "replace") for line in lines))
 
     async def _follow(self, p: int | str, streams: tuple[str, ...]) -> AsyncIterator[OutputEvent]:
         process = await self._attach(p)
@@ -173,6 +174,12 @@ class Processes(Handle):
         finally:
             if not process.ended:
                 process.detach()
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """Split at line ends alone, as following does; the last line may lack its own."""
+    lines = data.split(b"\n")
+    return lines if lines[-1] else lines[:-1]
 
 
 def _check_modes(stdin_mode: str, output_modes: tuple[str, str], restart: str | None) -> None:

@@ -24,7 +24,7 @@ from worldfork.sandbox.program import encode_plan, spawn
 from worldfork.sandbox.remedies import explain
 
 _OWNER_FD = 4
-_USER_FD, _MOUNT_FD = 4, 5
+_USER_FD, _MOUNT_FD, _TURN_FD = 4, 5, 6
 _LAUNCHED = 110
 _HEADER_BYTES = 12
 _NEW_OVERLAY_KERNEL = (6, 8)
@@ -32,9 +32,6 @@ _NEW_OVERLAY_KERNEL = (6, 8)
 _CAP_SYS_ADMIN = 21
 _START_S = 30.0
 _REROOT_S = 30.0
-
-_ending: set[int] = set()
-"""Launchers that have done their work and may still be zombies."""
 
 
 class NamespaceDriver:
@@ -92,20 +89,12 @@ class NamespaceDriver:
             raise
         return Started(pid=pid, connection=connection, leash=leash, cgroups=facts.cgroups)
 
-    async def reroot(self, facts: SandboxFacts, ground: Ground, namespaces: list[int]) -> asyncio.Future[None]:
+    async def reroot(
+        self, facts: SandboxFacts, ground: Ground, namespaces: list[int], turn: int
+    ) -> asyncio.Future[None]:
         """Move a held sandbox onto `ground`; see `Driver.reroot`."""
         items = [*self._ground_items(facts, ground)]
-        pid, sock = spawn("reroot", encode_plan(items), {_USER_FD: namespaces[0], _MOUNT_FD: namespaces[1]})
-        sock.setblocking(False)
-        try:
-            async with asyncio.timeout(_REROOT_S):
-                kind, payload = await _frame(sock)
-        except BaseException:
-            sock.close()
-            _kill(pid)
-            _reap(pid)
-            raise
-        ended = asyncio.get_running_loop().run_in_executor(None, _wait_and_close, pid, sock)
+        kind, payload, ended = await _reroot(items, namespaces, turn)
         if kind == wire.REPLY:
             return ended
         await ended
@@ -120,6 +109,15 @@ class NamespaceDriver:
             raise NotCapturable(
                 f"something still uses the root of {facts.sandbox_id}", what="the root", why=f"{text}: busy"
             )
+        raise explain(text, number, facts.sandbox_id)
+
+    async def upper_of(self, facts: SandboxFacts, namespaces: list[int]) -> str:
+        """Return the name of the directory that the sandbox writes to now; see `Driver.upper_of`."""
+        kind, payload, ended = await _reroot([("form", facts.form), ("look", "1")], namespaces)
+        await ended
+        if kind == wire.REPLY:
+            return payload.decode()
+        number, text = wire.read_error(payload) if kind == wire.ERROR else (0, "looking at the root failed")
         raise explain(text, number, facts.sandbox_id)
 
     def _launch_items(self, plan: StartPlan) -> Iterator[tuple[str, str]]:
@@ -151,6 +149,26 @@ class NamespaceDriver:
             yield "layer", layer
         yield "upper", ground.upper
         yield "work", ground.work
+
+
+async def _reroot(
+    items: list[tuple[str, str]], namespaces: list[int], turn: int | None = None
+) -> tuple[int, bytes, asyncio.Future[None]]:
+    """Let the `reroot` face work on a sandbox; return the type and payload of its answer, and a future of its end."""
+    fds = {_USER_FD: namespaces[0], _MOUNT_FD: namespaces[1]}
+    if turn is not None:
+        fds[_TURN_FD] = turn
+    pid, sock = spawn("reroot", encode_plan(items), fds)
+    sock.setblocking(False)
+    try:
+        async with asyncio.timeout(_REROOT_S):
+            kind, payload = await _frame(sock)
+    except BaseException:
+        sock.close()
+        _kill(pid)
+        _reap(pid)
+        raise
+    return kind, payload, asyncio.get_running_loop().run_in_executor(None, _wait_and_close, pid, sock)
 
 
 async def _launched(sock: socket.socket, sandbox_id: str) -> int:
@@ -230,15 +248,13 @@ def _kill(pid: int) -> None:
 
 
 def _reap_later(pid: int) -> None:
-    """Reap a child that is about to end, without waiting for it: now, or at a later start."""
-    _ending.add(pid)
-    for child in list(_ending):
-        try:
-            gone = os.waitpid(child, os.WNOHANG)[0] != 0
-        except ChildProcessError:
-            gone = True
-        if gone:
-            _ending.discard(child)
+    """Reap a child that has done its work; it has mostly ended already, else a thread waits for it."""
+    try:
+        gone = os.waitpid(pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return
+    if not gone:
+        asyncio.get_running_loop().run_in_executor(None, _reap, pid)
 
 
 def _reap(pid: int) -> None:
