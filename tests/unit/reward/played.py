@@ -1,0 +1,105 @@
+"""A sandbox that is played by a test: it keeps files in memory and answers commands with what it was told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from worldfork.core.errors import PathError
+from worldfork.records.sandbox import DirectoryEntry, ListDirectoryResponse, SandboxStatus
+from worldfork.records.task import Task
+from worldfork.sandbox.command import CommandResult, Reason
+
+
+def a_task(**changes: Any) -> Task:
+    values: dict[str, Any] = {
+        "task_id": "played/one",
+        "prompt": "",
+        "files": {"a.py": "old", "b.py": "kept"},
+        "editable": ("a.py", "new.py"),
+        "hidden_tests": {"test_a.py": "hidden"},
+        "test_args": ("--timeout=8", "test_a.py"),
+        "solution": {"a.py": "right"},
+    }
+    return Task(**{**values, **changes})
+
+
+def report(*facts: dict[str, Any], ready: bool = True, finished: bool = True) -> bytes:
+    rows = [*([{"ready": 1}] if ready else []), *facts, *([{"finished": 0}] if finished else [])]
+    return b"".join(json.dumps(each).encode() + b"\n" for each in rows)
+
+
+def row(name: str, outcome: str = "passed", **seconds: float) -> dict[str, Any]:
+    return {"id": name, "outcome": outcome, **seconds}
+
+
+def a_result(stdout: bytes, **changes: Any) -> CommandResult:
+    values: dict[str, Any] = {
+        "exit_code": 0,
+        "stdout_bytes": stdout,
+        "stderr_bytes": b"",
+        "reason": Reason.EXITED,
+        "signal": None,
+        "wall_s": 1.0,
+        "cpu_s": 0.9,
+        "max_rss_bytes": 0,
+    }
+    return CommandResult(**{**values, **changes})
+
+
+class PlayedSandbox:
+    """Answers `run` with the next of its results; an exception is raised instead."""
+
+    def __init__(self, *results: CommandResult | Exception, files: dict[str, bytes] | None = None) -> None:
+        self.sandbox_id = "sb-played"
+        self.results = list(results)
+        self.files = dict(files or {})
+        self.calls: list[dict[str, Any]] = []
+        self.life = SandboxStatus.RUNNING
+
+    async def write_file(self, path: str, content: bytes | str) -> None:
+        self.files[path] = content.encode() if isinstance(content, str) else content
+
+    async def delete_file(self, path: str) -> None:
+        del self.files[path]
+
+    async def read_file(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
+        if path not in self.files:
+            raise PathError("no such file", path=path, errno=2)
+        return self.files[path]
+
+    async def list_directory(self, path: str) -> ListDirectoryResponse:
+        names = {each.removeprefix(path + "/").split("/")[0] for each in self.files if each.startswith(path + "/")}
+        return ListDirectoryResponse(path, tuple(DirectoryEntry(name, True, None, 0.0) for name in sorted(names)))
+
+    async def run(self, command: str, args: list[str], **options: Any) -> CommandResult:
+        self.calls.append({"command": command, "args": args, **options})
+        result = self.results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def status(self) -> SandboxStatus:
+        return self.life
+
+
+class PlayedStart:
+    """A starting state whose forks are the sandboxes that it was given, in turn."""
+
+    snapshot_id = "sn-played"
+
+    def __init__(self, *forks: PlayedSandbox | Exception) -> None:
+        self.forks = list(forks)
+        self.ended = 0
+
+    @contextlib.asynccontextmanager
+    async def fork(self, index: int = 0) -> AsyncIterator[Any]:
+        fork = self.forks.pop(0)
+        if isinstance(fork, Exception):
+            raise fork
+        try:
+            yield fork
+        finally:
+            self.ended += 1

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from worldfork.reward.calibration import Calibration, CalibrationStore
+
+FOUND = Calibration("ab" * 32, "sn-one", ("t::ä", "t::b"), ("t::b",), (), 0.5)
+
+
+class Maker:
+    def __init__(self) -> None:
+        self.calls = 0
+        self.error: Exception | None = None
+
+    async def __call__(self) -> Calibration:
+        self.calls += 1
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        return FOUND
+
+
+async def ask(store: CalibrationStore, make: Maker, snapshot_id: str = "sn-one") -> Calibration:
+    return await store.get_or_make(FOUND.task_hash, snapshot_id, make)
+
+
+def test_made_once_for_all_who_ask(tmp_path: Path) -> None:
+    make = Maker()
+
+    async def many() -> None:
+        one, other = CalibrationStore(tmp_path / "tasks"), CalibrationStore(tmp_path / "tasks")
+        found = await asyncio.gather(*(ask(store, make) for store in (one, other) for _ in range(4)))
+        assert found == [FOUND] * 8
+
+    asyncio.run(many())
+    assert make.calls == 1
+    assert asyncio.run(ask(CalibrationStore(tmp_path / "tasks"), make)) == FOUND
+    assert make.calls == 1
+
+
+def test_another_starting_state_is_another_calibration(tmp_path: Path) -> None:
+    make, store = Maker(), CalibrationStore(tmp_path)
+    asyncio.run(ask(store, make))
+    asyncio.run(ask(store, make, "sn-two"))
+    assert make.calls == 2
+
+
+def test_a_failure_is_not_kept(tmp_path: Path) -> None:
+    make, store = Maker(), CalibrationStore(tmp_path)
+    make.error = RuntimeError("no")
+    with pytest.raises(RuntimeError):
+        asyncio.run(ask(store, make))
+    make.error = None
+    assert asyncio.run(ask(store, make)) == FOUND
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"expected": 1}', b"\xff"])
+def test_a_file_that_was_cut_short_is_found_out_again(tmp_path: Path, content: bytes) -> None:
+    make = Maker()
+    asyncio.run(ask(CalibrationStore(tmp_path), make))
+    (path,) = tmp_path.glob("*.json")
+    path.write_bytes(content)
+    assert asyncio.run(ask(CalibrationStore(tmp_path), make)) == FOUND
+    assert make.calls == 2
+
+
+def test_the_lock_is_let_go(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    asyncio.run(ask(CalibrationStore(tmp_path), Maker()))
+    assert len(os.listdir("/proc/self/fd")) == before

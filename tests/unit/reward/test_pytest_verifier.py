@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.reward.played import PlayedSandbox, PlayedStart, a_result, a_task, report, row
+
+from worldfork.core.errors import LaunchFailed, VerifierError
+from worldfork.records.episode import FailureKind
+from worldfork.reward.calibration import CalibrationStore
+from worldfork.reward.pytest_verifier import Grade, PytestVerifier
+from worldfork.sandbox.command import Reason
+
+START = {"/workspace/a.py": b"old", "/workspace/b.py": b"kept"}
+
+
+def fork(stdout: bytes, **result: Any) -> PlayedSandbox:
+    return PlayedSandbox(a_result(stdout, **result), files=START)
+
+
+def reference(*names: str) -> PlayedSandbox:
+    return fork(report(*(row(name) for name in names)))
+
+
+def grade(tmp_path: Path, *forks: PlayedSandbox | Exception) -> Grade:
+    verifier = PytestVerifier(CalibrationStore(tmp_path))
+    return asyncio.run(verifier.grade(a_task(), PlayedStart(*forks), {"a.py": b"mine"}))
+
+
+def test_reward_is_passed_of_expected(tmp_path: Path) -> None:
+    untouched = fork(report(row("a"), row("b", "failed"), row("c", "failed"), row("d", "failed")))
+    mine = fork(report(row("a"), row("b"), row("c", "skipped"), row("extra")))
+    result = grade(tmp_path, reference("a", "b", "c", "d"), untouched, mine)
+    assert result.reward == 0.5
+    assert result.parts == {"fraction": 0.5, "fail_to_pass": pytest.approx(1 / 3)}
+    assert (result.passed, result.failed) == (("a", "b"), ("c",))
+    assert result.calibration.untouched == ("a",)
+
+
+def test_the_exit_code_decides_nothing(tmp_path: Path) -> None:
+    mine = fork(report(row("a"), finished=False), exit_code=-9, reason=Reason.SIGNALED)
+    assert grade(tmp_path, reference("a", "b"), fork(report()), mine).reward == 0.5
+
+
+def test_what_worked_before_must_still_work(tmp_path: Path) -> None:
+    mine = fork(report(row("b")))
+    result = grade(tmp_path, reference("a", "b"), fork(report(row("a"))), mine)
+    assert result.reward == 0.5
+    assert result.parts["fail_to_pass"] == 0.0
+
+
+def test_a_task_that_needs_no_change_has_no_fail_to_pass(tmp_path: Path) -> None:
+    assert "fail_to_pass" not in grade(tmp_path, *(reference("a") for _ in range(3))).parts
+
+
+def test_tests_that_the_reference_fails_are_not_expected(tmp_path: Path) -> None:
+    solved = fork(report(row("a"), row("b", "failed"), row("c", "skipped")))
+    result = grade(tmp_path, solved, fork(report()), reference("a"))
+    assert result.reward == 1.0
+    assert result.calibration.expected == ("a",)
+    assert result.calibration.reference_failed == ("b", "c")
+
+
+def test_what_is_expected_is_found_out_once_and_kept(tmp_path: Path) -> None:
+    start = PlayedStart(reference("a"), fork(report()), *(reference("a") for _ in range(3)))
+
+    async def both() -> None:
+        verifier = PytestVerifier(CalibrationStore(tmp_path))
+        await asyncio.gather(*(verifier.grade(a_task(), start, {}) for _ in range(2)))
+
+    asyncio.run(both())
+    assert grade(tmp_path, reference("a")).reward == 1.0
+    assert (len(start.forks), start.ended) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    "solved",
+    [
+        fork(report(row("a"), finished=False)),
+        fork(report(row("a")), reason=Reason.TIMED_OUT),
+        fork(report(row("a", "failed"))),
+        fork(report()),
+    ],
+)
+def test_a_reference_that_shows_nothing_is_no_score(tmp_path: Path, solved: PlayedSandbox) -> None:
+    with pytest.raises(VerifierError) as raised:
+        grade(tmp_path, solved)
+    assert raised.value.fields["kind"] is FailureKind.CALIBRATION
+    # Nothing of it was kept.
+    assert grade(tmp_path, reference("a"), fork(report()), reference("a")).reward == 1.0
+
+
+STARVED = row("a", "failed", wall_s=32.0, cpu_s=1.0, waited_s=31.0)
+
+
+def test_an_overloaded_machine_is_no_score(tmp_path: Path) -> None:
+    late = {"wall_s": 33.0, "cpu_s": 1.0}
+    for forks in (
+        [fork(report(STARVED), **late)],
+        [reference("a"), fork(report(STARVED), **late)],
+        [reference("a"), fork(report()), fork(report(STARVED), **late)],
+    ):
+        with pytest.raises(VerifierError) as raised:
+            grade(tmp_path, *forks)
+        assert raised.value.fields["kind"] is FailureKind.OVERLOAD
+
+
+def test_a_late_test_that_is_not_expected_voids_nothing(tmp_path: Path) -> None:
+    mine = fork(report({**STARVED, "id": "x"}, row("a", "failed")), wall_s=33.0, cpu_s=1.0)
+    assert grade(tmp_path, reference("a"), fork(report()), mine).reward == 0.0
+
+
+def test_a_fork_that_fails_passes_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(LaunchFailed):
+        grade(tmp_path, reference("a"), fork(report()), LaunchFailed("no"))
