@@ -210,10 +210,40 @@ static void swap_roots(int new_fd, int mountinfo)
 	}
 }
 
+/* Says which upper the sandbox stands on: the last part of its path, which
+ * holds no character that mountinfo would write otherwise. */
+static void tell_upper(int mountinfo)
+{
+	char *text = read_all(mountinfo), *line = text, *upper = NULL;
+	char path[256];
+	int id, parent;
+
+	while (line && *line) {
+		char *end = strchr(line, '\n');
+
+		if (end)
+			*end = '\0';
+		if (parse_line(line, &id, &parent, path) == 0 &&
+		    strcmp(path, "/") == 0)
+			upper = strstr(line, ",upperdir=");
+		line = end ? end + 1 : NULL;
+	}
+	if (!upper) {
+		errno = EINVAL;
+		die("reroot: the root is no overlay");
+	}
+	upper += strlen(",upperdir=");
+	upper[strcspn(upper, ", ")] = '\0';
+	if (strrchr(upper, '/'))
+		upper = strrchr(upper, '/') + 1;
+	report(FRAME_REPLY, upper, strlen(upper));
+	free(text);
+}
+
 int reroot_main(void)
 {
 	struct plan plan;
-	int new_fd, old_clone, process, mountinfo;
+	int new_fd, old_clone, process, mountinfo, look;
 
 	plan_read(&plan);
 	process = open("/proc/self", O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -225,12 +255,17 @@ int reroot_main(void)
 		die("reroot: a mount namespace of its own");
 	if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
 		die("reroot: making mounts private");
-	new_fd = overlay_mount(&plan);
+	look = plan_is(&plan, "look", "1");
+	new_fd = look ? -1 : overlay_mount(&plan);
 	if (setns(MOUNT_FD, CLONE_NEWNS) < 0)
 		die("reroot: joining the mount namespace");
 	mountinfo = openat(process, "mountinfo", O_RDONLY | O_CLOEXEC);
 	if (mountinfo < 0)
 		die("reroot: opening mountinfo");
+	if (look) {
+		tell_upper(mountinfo);
+		return 0;
+	}
 	old_clone = wf_open_tree(AT_FDCWD, "/",
 				 OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
 	if (old_clone < 0)

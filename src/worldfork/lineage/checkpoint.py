@@ -6,21 +6,26 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from worldfork.core.clock import SystemClock
-from worldfork.core.errors import NotCapturable, NotFound, PathError, SandboxError
+from worldfork.core.errors import NotCapturable, NotFound, PathError, SandboxError, WorldforkError
 from worldfork.core.ids import new_id
 from worldfork.lineage.capture import Capture, Copied, copy_upper, is_untouched
 from worldfork.lineage.live import Live
-from worldfork.lineage.starting import ground_of, holder_of, make_upper
+from worldfork.lineage.moving import move, present_facts, put_right, turn
+from worldfork.lineage.place import Place
+from worldfork.lineage.starting import ground_of, holder_of
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.connection import Connection
 from worldfork.sandbox.files import list_directory
+from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
+from worldfork.store.store import LayerDraft
 
 _HOLD_S = 300.0
 
@@ -51,14 +56,25 @@ async def checkpoint(live: Live, *, stop: bool = False, label: str | None = None
         record, timing = await _stop_and_take(live, label, began)
     else:
         connection = await live.connection()
-        async with _held(connection) as idle:
-            live.facts = await live.place.work(lambda: _known_facts(live))
+        async with _held(connection) as idle, turn(live) as turn_fd:
             fault("checkpoint:held")
             paused = time.monotonic()
-            record, copied = await _take(live, connection, idle, label)
+            record, copied = await _whole(live, _take(live, connection, idle, turn_fd, label))
             timing = Timing(time.monotonic() - paused, time.monotonic() - began, copied)
-    live.place.make_durable(record.snapshot_id, live.sync_descriptor())
+        live.place.make_durable(record.snapshot_id, live.sync_descriptor())
     return record, timing
+
+
+async def _whole(live: Live, taking: Coroutine[Any, Any, tuple[SnapshotRecord, bool]]) -> tuple[SnapshotRecord, bool]:
+    """Take a snapshot in one piece: a caller that is cancelled meanwhile hears of it afterwards, and has none."""
+    task = asyncio.ensure_future(taking)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        with contextlib.suppress(WorldforkError):
+            record, _ = await task
+            await live.place.work(lambda: live.place.store.delete_snapshot(record.snapshot_id))
+        raise
 
 
 async def left_out(live: Live) -> tuple[str, ...]:
@@ -84,12 +100,10 @@ async def _held(connection: Connection) -> AsyncIterator[bool]:
             await asyncio.shield(connection.release())
 
 
-def _known_facts(live: Live) -> SandboxFacts:
-    """Read what another handle's checkpoint may have changed."""
-    return SandboxFacts.from_json(live.place.store.holder(live.sandbox_id).facts)
-
-
-async def _take(live: Live, connection: Connection, idle: bool, label: str | None) -> tuple[SnapshotRecord, bool]:
+async def _take(
+    live: Live, connection: Connection, idle: bool, turn_fd: int, label: str | None
+) -> tuple[SnapshotRecord, bool]:
+    live.facts = await present_facts(live, connection)
     place, facts = live.place, live.facts
     ground = ground_of(place, facts)
     if is_untouched(ground.upper, ground.layers[0]):
@@ -98,57 +112,28 @@ async def _take(live: Live, connection: Connection, idle: bool, label: str | Non
         return record, False
     if idle:
         with contextlib.suppress(NotCapturable):
-            return await _take_upper(live, connection, label), False
+            return await _take_upper(live, connection, turn_fd, label), False
     return await _copy_upper(live, connection, label), True
 
 
-async def _take_upper(live: Live, connection: Connection, label: str | None) -> SnapshotRecord:
+async def _take_upper(live: Live, connection: Connection, turn_fd: int, label: str | None) -> SnapshotRecord:
     """Turn the upper into a layer and move the sandbox onto a new one over it."""
     place, before = live.place, live.facts
-    draft = await place.work(lambda: place.store.begin_layer(form=before.form))
-    after = replace(before, layers=(draft.layer_id, *before.layers), generation=before.generation + 1)
-    upper = ground_of(place, before).upper
-
-    def move() -> None:
-        # The sandbox's lease on the layer comes first, so that a sweep after our death leaves it alone.
-        place.store.hold([holder_of(after)])
-        os.rename(upper, draft.path)
-        fault("checkpoint:renamed")
-        make_upper(ground_of(place, after))
-        fault("checkpoint:made")
-
-    def move_back() -> None:
-        place.store.hold([holder_of(before)])
-        os.rename(draft.path, upper)
-        place.store.abandon_layer(draft.layer_id)
-        for name in (f"upper.{after.generation}", f"work.{after.generation}"):
-            place.store.trash(Path(before.run) / name)
-
-    await place.work(move)
-    namespaces = await connection.nsfds()
-    try:
-        dropped = await place.driver.reroot(before, ground_of(place, after), namespaces)
-    except BaseException as error:
-        if not _is_dead(error):
-            await asyncio.shield(place.work(move_back))
-        raise
-    finally:
-        for fd in namespaces:
-            os.close(fd)
-    fault("checkpoint:rerooted")
-    live.facts = after
+    after, dropped = await move(live, connection, turn_fd)
     record = _record(before, after.layers, label)
 
     def publish() -> None:
-        place.store.publish(record, [draft.layer_id])
+        place.store.publish(record, [after.layers[0]])
+        place.store.hold([holder_of(after)])
 
-    await place.work(publish)
+    try:
+        await place.work(publish)
+    except BaseException:
+        await put_right(live, connection)
+        raise
+    live.facts = after
     dropped.add_done_callback(lambda _: _drop_work(live, before.generation))
     return record
-
-
-def _is_dead(error: BaseException) -> bool:
-    return isinstance(error, SandboxError) and error.code == "sandbox_died"
 
 
 def _drop_work(live: Live, generation: int) -> None:
@@ -215,34 +200,44 @@ def _usable(live: Live, last: Copied) -> Copied:
 async def _stop_and_take(live: Live, label: str | None, began: float) -> tuple[SnapshotRecord, Timing]:
     """End everything in the sandbox, then its upper is the layer."""
     place = live.place
-    await live.connection()
-    live.facts = await place.work(lambda: _known_facts(live))
-    facts, ground = live.facts, ground_of(live.place, live.facts)
-    sync_fd = live.sync_descriptor()
-    try:
-        await live.kill()
-        await live.wait_ended()
-        fault("checkpoint:stopped")
-
-        def take() -> SnapshotRecord:
-            if is_untouched(ground.upper, ground.layers[0]):
-                record = _record(facts, facts.layers, label)
-                place.store.publish(record, ())
-                return record
-            draft = place.store.begin_layer(form=facts.form)
-            os.rename(ground.upper, draft.path)
-            fault("checkpoint:taken")
-            record = _record(facts, (draft.layer_id, *facts.layers), label)
-            place.store.publish(record, [draft.layer_id])
-            return record
-
-        record = await place.work(take)
-    finally:
-        if sync_fd is not None:
-            os.close(sync_fd)
-        await live.end()
+    connection = await live.connection()
+    async with turn(live):
+        live.facts = facts = await present_facts(live, connection)
+        # Before anything ends: on a full disk the sandbox lives on.
+        draft = await place.work(lambda: place.store.begin_layer(form=facts.form))
+        sync_fd = live.sync_descriptor()
+        try:
+            await live.kill()
+            await live.wait_ended()
+            fault("checkpoint:stopped")
+            record = await place.work(lambda: _take_last(place, facts, draft, label))
+        except BaseException:
+            with contextlib.suppress(WorldforkError):
+                await asyncio.shield(place.work(lambda: place.store.abandon_layer(draft.layer_id)))
+            if sync_fd is not None:
+                os.close(sync_fd)
+            raise
+        finally:
+            await live.end()
+    live.place.make_durable(record.snapshot_id, sync_fd)
     total = time.monotonic() - began
     return record, Timing(total, total, copied=False)
+
+
+def _take_last(place: Place, facts: SandboxFacts, draft: LayerDraft, label: str | None) -> SnapshotRecord:
+    """Publish the upper of a sandbox that has ended. Blocking."""
+    ground = ground_of(place, facts)
+    if is_untouched(ground.upper, ground.layers[0]):
+        place.store.abandon_layer(draft.layer_id)
+        record = _record(facts, facts.layers, label)
+        place.store.publish(record, ())
+        return record
+    with typed(f"the upper of {facts.sandbox_id} cannot be taken"):
+        os.rename(ground.upper, draft.path)
+    fault("checkpoint:taken")
+    record = _record(facts, (draft.layer_id, *facts.layers), label)
+    place.store.publish(record, [draft.layer_id])
+    return record
 
 
 def _record(facts: SandboxFacts, layers: tuple[str, ...], label: str | None) -> SnapshotRecord:

@@ -77,7 +77,7 @@ class Live:
         if found is None or (found.closed.is_set() and self.alive()):
             found = self._connections[loop] = await self._connect()
         if found.closed.is_set():
-            raise self._gone("its init ended")
+            raise self.gone("its init ended")
         return found
 
     def alive(self) -> bool:
@@ -185,7 +185,7 @@ class Live:
 
     async def _connect(self) -> Connection:
         if not self.alive():
-            raise self._gone("its init ended")
+            raise self.gone("its init ended")
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             # The path of a unix socket has 108 bytes: reached through its directory's descriptor.
@@ -196,7 +196,7 @@ class Live:
                 os.close(directory)
         except OSError as error:
             sock.close()
-            raise self._gone(f"nobody answers at its socket ({error.strerror})") from error
+            raise self.gone(f"nobody answers at its socket ({error.strerror})") from error
         return await Connection.open(sock, sandbox_id=self.sandbox_id)
 
     def _drop_ended_loops(self) -> None:
@@ -206,7 +206,8 @@ class Live:
                 del self._connections[loop]
                 connection.abandon()
 
-    def _gone(self, why: str) -> SandboxDied:
+    def gone(self, why: str) -> SandboxDied:
+        """Return the error of every call on a sandbox that is gone."""
         return SandboxDied(
             f"sandbox {self.sandbox_id} is gone: {why}",
             remedy="restore or fork its last snapshot; a sandbox that died is never replaced silently",

@@ -110,6 +110,8 @@ def holder_of(facts: SandboxFacts) -> Holder:
     """Return the lease that a sandbox has on its snapshot and layers."""
     # Before its first checkpoint its layers are its snapshot's, which the snapshot's own lease covers.
     layers = facts.layers if facts.generation else ()
+    if facts.moving:
+        layers = (facts.moving, *layers)
     return Holder(holder_id=facts.sandbox_id, snapshot_id=facts.snapshot_id, layers=layers, facts=facts.to_json())
 
 

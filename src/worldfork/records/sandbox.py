@@ -108,6 +108,8 @@ class SandboxFacts:
     """Ids, top first."""
     generation: int = 0
     """Number of its present upper, `upper.N` and `work.N` in `run`."""
+    moving: str = ""
+    """The layer that its upper is just becoming; if whoever does that dies, the next one who comes sees to it."""
     cgroups: tuple[str, ...] = ()
     """Its cgroup directories."""
     network: str = "none"

@@ -84,13 +84,22 @@ class Driver(Protocol):
         """
         ...
 
-    async def reroot(self, facts: SandboxFacts, ground: Ground, namespaces: list[int]) -> asyncio.Future[None]:
+    async def reroot(
+        self, facts: SandboxFacts, ground: Ground, namespaces: list[int], turn: int
+    ) -> asyncio.Future[None]:
         """Move a held sandbox, in which only init runs, onto `ground`.
 
         Returns once the sandbox lives on it, with a future that is done when the old root's caches are dropped.
 
+        Args:
+            turn: a descriptor that whoever changes the root keeps open, so that a lock on it outlives a caller who
+                is killed meanwhile.
         Raises:
             NotCapturable: something still uses the old root; the sandbox is as before.
             SandboxDied: it broke half-way and must be ended.
         """
+        ...
+
+    async def upper_of(self, facts: SandboxFacts, namespaces: list[int]) -> str:
+        """Return the name of the directory that the sandbox writes to now, such as `upper.0`."""
         ...

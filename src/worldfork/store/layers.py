@@ -90,6 +90,23 @@ class Layers(OwnedStore):
         fault("abandon_layer:forgotten")
         self.trash(self.home.layers / layer_id)
 
+    def adopt_layer(self, layer_id: str) -> None:
+        """Make a layer whose content is complete ready, although whoever was making it died. Idempotent.
+
+        For a holder that stands on it already; without any user it goes with the next `collect`.
+
+        Raises:
+            NotFound: there is no such layer, or it has no content.
+            OutOfSpace, StoreError: the disk or the metadata failed.
+        """
+        with typed(f"the layer {layer_id} cannot be looked at"):
+            if not self.layer_path(layer_id).is_dir():
+                raise NotFound(f"the layer {layer_id} has no content", layer_id=layer_id)
+        with self.database.write() as db:
+            db.execute("UPDATE layers SET state = 'ready' WHERE layer_id = ? AND state = 'building'", (layer_id,))
+            if not db.execute("SELECT 1 FROM layers WHERE layer_id = ?", (layer_id,)).fetchone():
+                raise NotFound(f"there is no layer {layer_id}", layer_id=layer_id)
+
     def layer_path(self, layer_id: str) -> Path:
         """Return where the content of a layer lies. Looks at nothing: hold the layer to be sure of it."""
         return self.home.layers / check_id("ly", layer_id) / "fs"

@@ -1,0 +1,167 @@
+"""Making a live sandbox's upper a layer and moving the sandbox onto a new one, in steps that others can finish.
+
+Whoever does this may be killed at any instant while the sandbox lives on. So its facts say beforehand which layer its
+upper is becoming, and the next one who comes looks on which upper it stands, and finishes the change or undoes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+from worldfork.core.errors import WorldforkError
+from worldfork.lineage.live import Live
+from worldfork.lineage.place import Place
+from worldfork.lineage.starting import ground_of, holder_of, make_upper
+from worldfork.records.sandbox import SandboxFacts
+from worldfork.sandbox.connection import Connection
+from worldfork.store.failures import typed
+from worldfork.store.faultpoints import fault
+
+_PAUSE_S = 0.002
+"""Between two looks at a lock that a change of the root still holds although its caller is dead: milliseconds."""
+
+
+@contextlib.asynccontextmanager
+async def turn(live: Live) -> AsyncIterator[int]:
+    """Be the only one who changes what the sandbox stands on; yields a descriptor of the lock.
+
+    Held commands do not keep out a change whose caller was killed: the program that makes it goes on for a moment,
+    and keeps the lock open.
+    """
+    try:
+        fd = os.open(Path(live.facts.run) / "turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError as error:
+        raise live.gone("its directory was cleared away") from error
+    except OSError:
+        with typed(f"{live.sandbox_id} cannot be locked"):
+            raise
+    try:
+        while not _is_ours(fd):
+            await asyncio.sleep(_PAUSE_S)
+        yield fd
+    finally:
+        # Not by closing: the program that drops the old root's caches has a copy for some time.
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
+
+
+def _is_ours(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+async def present_facts(live: Live, connection: Connection) -> SandboxFacts:
+    """Return what is true of a sandbox now, after other handles' checkpoints, whole or broken off; in one's turn."""
+    place = live.place
+
+    def known() -> SandboxFacts:
+        return SandboxFacts.from_json(place.store.holder(live.sandbox_id).facts)
+
+    facts = await place.work(known)
+    if not facts.moving:
+        return facts
+    async with _namespaces(connection) as namespaces:
+        upper = await place.driver.upper_of(facts, namespaces)
+    return await place.work(lambda: _finish(place, facts, upper))
+
+
+def _finish(place: Place, facts: SandboxFacts, upper: str) -> SandboxFacts:
+    """Finish or undo a change that was broken off, by what the sandbox stands on."""
+    before = replace(facts, moving="")
+    after = _moved(facts)
+    old, new = ground_of(place, before), ground_of(place, after)
+    if upper == os.path.basename(new.upper):
+        place.store.adopt_layer(facts.moving)
+        place.store.hold([holder_of(after)])
+        return after
+    with typed(f"{facts.sandbox_id} cannot be put back"):
+        if not os.path.lexists(old.upper):
+            os.rename(place.store.layer_path(facts.moving), old.upper)
+    for path in (new.upper, new.work):
+        place.store.trash(Path(path))
+    place.store.hold([holder_of(before)])
+    place.store.abandon_layer(facts.moving)
+    return before
+
+
+async def move(live: Live, connection: Connection, turn_fd: int) -> tuple[SandboxFacts, asyncio.Future[None]]:
+    """Make the upper of an idle, held sandbox a layer's content and move the sandbox onto a new upper over it.
+
+    Returns the facts to be held once the layer is published, whose first layer it is, and a future that is done when
+    the old root is gone for good.
+
+    Raises:
+        NotCapturable: something still uses the old root. OutOfSpace, StoreError, LaunchFailed: the disk or the host
+        failed. The sandbox is as before then.
+        SandboxDied: it is gone.
+    """
+    place, before = live.place, live.facts
+
+    def begin() -> SandboxFacts:
+        draft = place.store.begin_layer(form=before.form)
+        try:
+            moving = replace(before, moving=draft.layer_id)
+            place.store.hold([holder_of(moving)])
+        except BaseException:
+            place.store.abandon_layer(draft.layer_id)
+            raise
+        return moving
+
+    def rename(moving: SandboxFacts) -> None:
+        with typed(f"the upper of {before.sandbox_id} cannot be taken"):
+            os.rename(ground_of(place, before).upper, place.store.layer_path(moving.moving))
+            fault("checkpoint:renamed")
+            make_upper(ground_of(place, _moved(moving)))
+            fault("checkpoint:made")
+
+    moving = await place.work(begin)
+    try:
+        await place.work(lambda: rename(moving))
+        async with _namespaces(connection) as namespaces:
+            dropped = await place.driver.reroot(before, ground_of(place, _moved(moving)), namespaces, turn_fd)
+    except BaseException:
+        await put_right(live, connection)
+        raise
+    fault("checkpoint:rerooted")
+    return _moved(moving), dropped
+
+
+async def put_right(live: Live, connection: Connection) -> None:
+    """After a failure: finish or undo the change now if possible, else whoever takes the next checkpoint does."""
+    with contextlib.suppress(WorldforkError, OSError):
+        if live.alive():
+            live.facts = await present_facts(live, connection)
+        else:
+            await live.place.work(lambda: _give_up(live))
+
+
+def _give_up(live: Live) -> None:
+    """Let go of the layer that a dead sandbox's upper was becoming."""
+    store = live.place.store
+    facts = SandboxFacts.from_json(store.holder(live.sandbox_id).facts)
+    if facts.moving:
+        store.abandon_layer(facts.moving)
+
+
+def _moved(facts: SandboxFacts) -> SandboxFacts:
+    layers = (facts.moving, *facts.layers)
+    return replace(facts, layers=layers, generation=facts.generation + 1, moving="")
+
+
+@contextlib.asynccontextmanager
+async def _namespaces(connection: Connection) -> AsyncIterator[list[int]]:
+    namespaces = await connection.nsfds()
+    try:
+        yield namespaces
+    finally:
+        for fd in namespaces:
+            os.close(fd)
