@@ -321,6 +321,12 @@ static int start_watching(int owner)
 
 int wf_init_main(const struct wf_init_config *config)
 {
+	if (getpid() != 1) {
+		/* Its end kills every process that it can see. */
+		errno = EPERM;
+		fail("not PID 1");
+		return 1;
+	}
 	srv.config = config;
 	srv.started_ms = now_ms();
 	srv.wake_ms = UINT64_MAX;

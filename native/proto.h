@@ -21,6 +21,12 @@
  *  - ATTACH: STARTED, TRUNCATED if the replay is not whole, output, EXIT.
  *    Without FOLLOW it ends with an empty REPLY once the replay is sent, if
  *    the process still runs.
+ *  - EXIT may come without STARTED: the command never ran, or its supervisor
+ *    died first. STARTED comes before everything else of its channel.
+ *  - STDIN beyond the granted credit is malformed.
+ *  - Answers fit one frame: LIST shortens argv and stops at 1500 rows; MAPPED
+ *    is an ERROR (E2BIG) past 4095 files, or where a process may not be looked
+ *    at (EACCES): its files are then unknown.
  *  - While held or frozen, EXEC waits; its time limit starts when it does.
  *    HOLD and FREEZE end with the connection that asked for them.
  */
