@@ -27,6 +27,7 @@ HOST_SETTINGS = PROXY_SETTINGS + CERTIFICATE_SETTINGS + PIP_SETTINGS
 _PIP_CONFIG_KEYS = (
     "index-url", "extra-index-url", "trusted-host", "timeout", "retries", "constraint", "find-links", "cert", "proxy",
 )  # fmt: skip
+_INDEX_SETTINGS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX")
 _SHARED = ("/usr/", "/etc/ssl/certs", "/etc/pki/")
 """Below these a `host` world has the host's own files."""
 _INSIDE = "/dev/.worldfork"
@@ -45,8 +46,12 @@ class HostNetwork:
         """Return where `path` of the host can be read inside."""
         if path.startswith(_SHARED):
             return path
+        source = os.path.realpath(path)
+        for known, target in self.binds:
+            if known == source:
+                return target
         target = f"{_INSIDE}/host-{len(self.binds)}"
-        self.binds.append((os.path.realpath(path), target))
+        self.binds.append((source, target))
         return target
 
     def _take(self, name: str, value: str) -> None:
@@ -56,7 +61,13 @@ class HostNetwork:
             path = word.removeprefix("file://")
             if not path.startswith("/"):
                 words.append(word)
-            elif os.path.exists(path):
+            elif not os.path.exists(path):
+                continue
+            elif name in _INDEX_SETTINGS:
+                # The pages of an index link to files beside it (PEP 503: ../../packages/...).
+                above, _, own = path.rstrip("/").rpartition("/")
+                words.append(f"file://{self._share(above)}/{own}" if above else word)
+            else:
                 words.append(word[: len(word) - len(path)] + self._share(path))
         if words:
             self.env[name] = " ".join(words)
