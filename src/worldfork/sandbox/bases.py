@@ -171,9 +171,7 @@ def _copy_readable(source: Path, target: Path) -> None:
 
 
 def _make_dir(root: Path, below: Path | None, name: str, mode: int) -> None:
-    if below is not None and _has(below, name, stat.S_ISDIR):
-        return
-    if below is not None and not _parents_are_dirs(below, name):
+    if below is not None and (os.path.lexists(below / name) or not _parents_are_dirs(below, name)):
         return
     _make_parents(root, below, name)
     path = root / name

@@ -152,8 +152,12 @@ def remove_groups(directories: Iterable[str]) -> list[str]:
     for directory in directories:
         if not os.path.basename(directory).startswith(PREFIX):
             continue
-        with contextlib.suppress(OSError), open(os.path.join(directory, "memory.force_empty"), "w") as knob:
-            knob.write("0")
+        with contextlib.suppress(OSError):
+            knob = os.open(os.path.join(directory, "memory.force_empty"), os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(knob, b"0")
+            finally:
+                os.close(knob)
         if not _remove_group(directory, deadline):
             left.append(directory)
     return left
