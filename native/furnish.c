@@ -67,6 +67,12 @@ void furniture_open(const struct plan *plan, struct furniture *furniture)
 			AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
 		if (furniture->devices[i] < 0)
 			die("bind: %s", path);
+		/* Devices can be written to on a read-only mount, but their mode
+		 * and times, which are the host's, cannot be changed. */
+		if (wf_mount_setattr(furniture->devices[i], "", AT_EMPTY_PATH,
+				     MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID |
+					     MOUNT_ATTR_NOEXEC, 0) < 0)
+			die("bind: making %s read-only", path);
 	}
 }
 
@@ -310,7 +316,8 @@ void furnish_proc(int *proc_fd)
 		"/proc/kcore",	     "/proc/keys",	  "/proc/timer_list",
 		"/proc/latency_stats", "/proc/sched_debug", "/proc/acpi",
 		"/proc/asound",	     "/proc/scsi",	  "/proc/kallsyms",
-		"/proc/interrupts",  "/proc/kmsg",
+		"/proc/interrupts",  "/proc/kmsg",	  "/proc/kpagecount",
+		"/proc/kpageflags",  "/proc/kpagecgroup",
 	};
 	static const char *const read_only[] = {
 		"/proc/sys", "/proc/bus", "/proc/fs", "/proc/irq",

@@ -27,13 +27,16 @@
 #define FILTER_MAX 256
 #define TIOCSTI_CMD 0x5412u   /* types into somebody else's terminal */
 #define TIOCLINUX_CMD 0x541Cu /* pastes into a console */
-#define FAMILY_VSOCK 40u      /* reaches the hypervisor, past the network */
+#define OPEN_TREE_ATTR 467u   /* newer than the headers of some systems */
+#define MEMPOLICY_HOME 450u
+#define NEWEST_CALL 469u      /* of Linux 6.18; what comes later is unknown */
 
 #define NAMESPACE_FLAGS                                                     \
 	(CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC |       \
 	 CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET)
 
-/* Docker's default set less MKNOD and AUDIT_WRITE. */
+/* Docker's default set less MKNOD and AUDIT_WRITE; NET_RAW, which reads
+ * everybody's traffic, only in a network of its own. */
 static const int kept_capabilities[] = {
 	CAP_CHOWN,  CAP_DAC_OVERRIDE, CAP_FOWNER,	    CAP_FSETID,
 	CAP_KILL,   CAP_SETGID,	      CAP_SETUID,	    CAP_SETPCAP,
@@ -54,7 +57,8 @@ static const unsigned int refused[] = {
 	SYS_clock_settime, SYS_clock_adjtime, SYS_adjtimex, SYS_quotactl,
 	SYS_quotactl_fd, SYS_syslog, SYS_userfaultfd, SYS_vhangup,
 	SYS_lookup_dcookie, SYS_nfsservctl, SYS_move_pages, SYS_mbind,
-	SYS_migrate_pages, SYS_set_mempolicy, SYS_fanotify_init,
+	SYS_migrate_pages, SYS_set_mempolicy, MEMPOLICY_HOME,
+	SYS_fanotify_init, OPEN_TREE_ATTR,
 	SYS_process_vm_readv, SYS_process_vm_writev, SYS_kcmp,
 #ifdef __x86_64__
 	SYS_iopl, SYS_ioperm, SYS_uselib, SYS_ustat, SYS_sysfs,
@@ -73,8 +77,8 @@ static const unsigned int absent[] = {
  * end. The kernel runs a new filter once for every call number to learn which
  * are always allowed, so its numbers are searched, not walked: loading it costs
  * half as much. */
-enum { NEXT, ALLOW, REFUSE, ABSENT, CLONE, PRLIMIT, IOCTL, SOCKET, PERSONALITY,
-       FIRST_FREE_LABEL, MAX_LABELS = 64 };
+enum { NEXT, ALLOW, REFUSE, ABSENT, NO_FAMILY, CLONE, PRLIMIT, IOCTL, SOCKET,
+       PERSONALITY, FIRST_FREE_LABEL, MAX_LABELS = 64 };
 
 struct jump {
 	unsigned short at;
@@ -189,6 +193,10 @@ static void check_arguments(struct filter *f)
 	/* personality(2): the plain ones and the query; others weaken ASLR. */
 	static const unsigned int personalities[] = { 0, 8, 0x20000, 0x20008,
 						      0xffffffff };
+	/* The rest loads kernel modules that few have looked at, and vsock
+	 * reaches the hypervisor past the network. */
+	static const unsigned int families[] = { AF_UNIX, AF_INET, AF_INET6,
+						 AF_NETLINK, AF_PACKET };
 
 	label(f, CLONE);
 	load_argument(f, 0);
@@ -202,7 +210,10 @@ static void check_arguments(struct filter *f)
 	jump(f, BPF_JEQ, TIOCLINUX_CMD, REFUSE, ALLOW);
 	label(f, SOCKET);
 	load_argument(f, 0);
-	jump(f, BPF_JEQ, FAMILY_VSOCK, REFUSE, ALLOW);
+	for (size_t i = 0; i < sizeof(families) / sizeof(*families); i++)
+		jump(f, BPF_JEQ, families[i], ALLOW,
+		     i + 1 == sizeof(families) / sizeof(*families) ? NO_FAMILY :
+								     NEXT);
 	label(f, PERSONALITY);
 	load_argument(f, 0);
 	for (size_t i = 0; i < sizeof(personalities) / sizeof(*personalities);
@@ -212,6 +223,8 @@ static void check_arguments(struct filter *f)
 	answer(f, SECCOMP_RET_ERRNO | EPERM);
 	label(f, ABSENT);
 	answer(f, SECCOMP_RET_ERRNO | ENOSYS);
+	label(f, NO_FAMILY);
+	answer(f, SECCOMP_RET_ERRNO | EAFNOSUPPORT);
 	label(f, ALLOW);
 	answer(f, SECCOMP_RET_ALLOW);
 }
@@ -221,7 +234,7 @@ static size_t collect_rules(struct rule *rules)
 	static const struct rule special[] = {
 		{ SYS_clone, CLONE },	{ SYS_prlimit64, PRLIMIT },
 		{ SYS_ioctl, IOCTL },	{ SYS_socket, SOCKET },
-		{ SYS_personality, PERSONALITY },
+		{ SYS_socketpair, SOCKET }, { SYS_personality, PERSONALITY },
 	};
 	size_t n = 0;
 
@@ -252,12 +265,13 @@ static void build(struct filter *f)
 	f->code[f->length - 1].jf = 1;
 	answer(f, SECCOMP_RET_KILL_PROCESS);
 #endif
+	jump(f, BPF_JGT, NEWEST_CALL, ABSENT, NEXT);
 	search(f, rules, n);
 	check_arguments(f);
 	resolve(f);
 }
 
-static void drop_capabilities(void)
+static void drop_capabilities(int shares_network)
 {
 	struct __user_cap_header_struct header = {
 		.version = _LINUX_CAPABILITY_VERSION_3,
@@ -268,6 +282,8 @@ static void drop_capabilities(void)
 	for (size_t i = 0;
 	     i < sizeof(kept_capabilities) / sizeof(kept_capabilities[0]); i++)
 		kept |= 1ull << kept_capabilities[i];
+	if (shares_network)
+		kept &= ~(1ull << CAP_NET_RAW);
 	for (int cap = 0; cap < 64; cap++) {
 		if (kept >> cap & 1)
 			continue;
@@ -292,12 +308,12 @@ static void drop_capabilities(void)
 		die("dropping capabilities");
 }
 
-void guard_install(void)
+void guard_install(int shares_network)
 {
 	static struct filter filter;
 	struct sock_fprog program;
 
-	drop_capabilities();
+	drop_capabilities(shares_network);
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
 		die("no_new_privs");
 	build(&filter);

@@ -3,7 +3,8 @@
 #define WF_GUARD_H
 
 /* Drops every capability but the bounded set that a command may get, sets
- * no_new_privs and installs the system call filter. Dies with a report. */
-void guard_install(void);
+ * no_new_privs and installs the system call filter. Dies with a report.
+ * `shares_network`: the network is the host's. */
+void guard_install(int shares_network);
 
 #endif

@@ -242,7 +242,7 @@ static void become_init(const struct plan *plan, struct wf_init_config *c,
 	umask(0022);
 	if (plan_is(plan, "form", "trusted") && setgroups(0, NULL) < 0)
 		die("dropping groups");
-	guard_install();
+	guard_install(plan_is(plan, "net", "host"));
 	wait_for_go(go);
 	_exit(wf_init_main(c));
 }
@@ -292,6 +292,8 @@ int launch_main(void)
 	lock = plan_get(&plan, "lock", "");
 	c.sandbox_id = plan_get(&plan, "id", "");
 	c.peer_uid = geteuid();
+	if (plan_is(&plan, "form", "user"))
+		c.peer_uid = 0; /* the kernel tells peers as seen from inside */
 	c.detached = plan_is(&plan, "detached", "1");
 	c.lifetime_ms = plan_number(&plan, "lifetime_ms", 0);
 	c.lock_fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0600);

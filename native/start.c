@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -48,27 +47,20 @@ static int join_cgroups(const struct kept *kept, struct failure *failure)
 	return 0;
 }
 
-static int try_oom_score(void)
+/* Makes the command a likelier victim than PID 1. Not being able to is no
+ * reason not to run it. In a user namespace the files of an undumpable process
+ * are not its own: there the supervisor does it, after the exec. It must not
+ * become dumpable for it, since what runs inside could then get hold of it. */
+bool raise_oom_score(const char *who)
 {
-	int fd = openat(FD_PROC, "self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+	char path[48];
+	snprintf(path, sizeof path, "%s/oom_score_adj", who);
+	int fd = openat(FD_PROC, path, O_WRONLY | O_CLOEXEC);
 	if (fd < 0)
-		return -1;
+		return false;
 	int result = write_once(fd, "500");
 	close(fd);
-	return result;
-}
-
-/* Makes the command a likelier victim than PID 1. Not being able to is no
- * reason not to run it. */
-static void raise_oom_score(void)
-{
-	if (try_oom_score() == 0 || (errno != EACCES && errno != EPERM))
-		return;
-	/* In a user namespace the files of an undumpable process are not ours. */
-	if (prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) < 0)
-		return;
-	(void)try_oom_score();
-	(void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+	return result == 0;
 }
 
 static int set_limits(const struct supervisor_start *start, struct failure *failure)
@@ -183,7 +175,7 @@ void start_command(const struct supervisor_start *start, const struct user *user
 	}
 	if (join_cgroups(start->kept, failure) < 0)
 		return;
-	raise_oom_score();
+	failure->likely_victim = raise_oom_score("self");
 	if (set_limits(start, failure) < 0)
 		return;
 	if ((request->flags & WF_EXEC_PTY) && take_terminal(user, failure) < 0)

@@ -23,7 +23,9 @@ enum { CHILD_STACK = 128 * 1024, KILL_PAUSE_MS = 2 };
 
 static const struct supervisor_start *start;
 static struct user user;
-static volatile int failed_errno; /* written by the child, in shared memory, before its exec */
+/* Written by the child before its exec, in memory shared with it. */
+static volatile int failed_errno;
+static struct failure failure;
 static pid_t child;               /* 0 once reaped */
 static struct timespec begun;
 
@@ -46,11 +48,10 @@ static void tell_failure(int error, uint32_t stage, const char *text)
 static int child_main(void *unused)
 {
 	(void)unused;
-	struct failure mine = {0};
-	start_command(start, &user, &mine);
+	start_command(start, &user, &failure);
 	/* FD_CONTROL is still open here: exec failed, or nothing was closed yet. */
-	tell_failure(mine.error, mine.stage, mine.text);
-	failed_errno = mine.error;
+	tell_failure(failure.error, failure.stage, failure.text);
+	failed_errno = failure.error;
 	_exit(127);
 }
 
@@ -203,7 +204,11 @@ void supervisor_main(const struct supervisor_start *given)
 	settle_fds(false);
 	if (!(start->request->flags & WF_EXEC_BUILTIN) && failed_errno == 0) {
 		struct control_message message = {.kind = CONTROL_STARTED, .value = child};
+		char pid[16];
 		tell(&message);
+		snprintf(pid, sizeof pid, "%d", (int)child);
+		if (!failure.likely_victim)
+			(void)raise_oom_score(pid);
 	}
 	while (reap())
 		if (pause_for(true, -1))

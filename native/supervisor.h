@@ -57,12 +57,14 @@ struct supervisor_start {
 void supervisor_main(const struct supervisor_start *start) __attribute__((noreturn));
 
 /* start.c: the rest of the way to a command, in its own process. Returns only
- * for a failure: an errno, with *stage and text filled in. */
+ * for a failure: an errno, with stage and text filled in. */
 struct failure {
 	int error;
 	uint32_t stage;
+	bool likely_victim; /* its oom_score_adj is set */
 	char text[224];
 };
+bool raise_oom_score(const char *who); /* "self" or a pid */
 void start_command(const struct supervisor_start *start, const struct user *user,
 		   struct failure *failure);
 
