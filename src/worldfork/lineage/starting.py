@@ -21,6 +21,7 @@ from worldfork.sandbox.bases import host_base
 from worldfork.sandbox.driver import Ground, StartPlan
 from worldfork.sandbox.network import HOST_SETTINGS, HostNetwork, host_network
 from worldfork.store.faultpoints import fault
+from worldfork.store.home import Home
 from worldfork.store.store import Holder
 
 _SHM_DEFAULT_BYTES = 64 << 20
@@ -66,6 +67,22 @@ def check_base(record: SnapshotRecord, allow_changed: bool) -> Base:
     return present if present.fingerprint != base.fingerprint else base
 
 
+def check_apart(home: Home, base: Base) -> None:
+    """Refuse a base that would show the store, and with it all other sandboxes and their sockets, inside.
+
+    Raises:
+        ConfigError: the home or its scratch directory lies below what the base shows.
+    """
+    shown = [source for source, _ in base.binds] + ([base.path] if base.path else [])
+    for own in {home.root, home.scratch}:
+        for path in shown:
+            if own.is_relative_to(path):
+                raise ConfigError(
+                    f"{own} lies in {path}, which the base {base.kind!r} shows inside a sandbox",
+                    remedy="set WORLDFORK_HOME and WORLDFORK_SCRATCH to directories elsewhere",
+                )
+
+
 def make_facts(
     place: Place, record: SnapshotRecord, options: StartOptions, *, index: int = 0, seed: int = 0
 ) -> SandboxFacts:
@@ -73,6 +90,7 @@ def make_facts(
 
     Raises:
         DriverUnavailable: the snapshot's layers have a form that this process cannot mount rightly.
+        ConfigError: its base is gone, or would show the store inside.
     """
     if record.form != place.driver.form:
         raise DriverUnavailable(
@@ -82,13 +100,15 @@ def make_facts(
         )
     sandbox_id = new_id("sb")
     stored = record.facts
+    base = check_base(record, options.allow_changed_base)
+    check_apart(place.home, base)
     return SandboxFacts(
         sandbox_id=sandbox_id,
         name=options.name or sandbox_id,
         run=str(place.home.run / sandbox_id),
         form=record.form,
         driver=place.driver.name,
-        base=check_base(record, options.allow_changed_base),
+        base=base,
         snapshot_id=record.snapshot_id,
         layers=record.layers,
         cgroups=place.driver.cgroups_of(sandbox_id),

@@ -6,8 +6,11 @@ one file may take is limited by the kernel at once (`Live.rlimits`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -22,6 +25,10 @@ _REST_FACTOR = 20
 _WRITER_SHARE = 64
 """A sandbox counts as a writer to stop when it takes more than this fraction of the reserve."""
 _MIB = 1 << 20
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+DEEPEST = 128
+"""Directories below each other in a sandbox's difference that can be measured; each holds two descriptors."""
+IMMEASURABLE = sys.maxsize
 _log = logging.getLogger("worldfork")
 
 
@@ -80,8 +87,8 @@ class Watch:
         self._measured = {name: seen for name, seen in self._measured.items() if name in names}
         for live in living:
             limit_mb = live.facts.limits.disk_mb
-            if limit_mb is not None and self._size_of(live) > limit_mb * _MIB:
-                live.condemn(_own_limit(live.sandbox_id, limit_mb))
+            if limit_mb is not None and (size_bytes := self._size_of(live)) > limit_mb * _MIB:
+                live.condemn(_own_limit(live.sandbox_id, limit_mb, size_bytes))
         status = os.statvfs(self._directory)
         free_bytes = status.f_bavail * status.f_frsize
         if free_bytes < self._reserve_bytes:
@@ -105,33 +112,68 @@ class Watch:
 
 
 def tree_bytes(top: str) -> int:
-    """Return the bytes that a tree takes on disk now, links counted once; what vanishes meanwhile is left out."""
+    """Return the bytes that a tree takes on disk now, links counted once; what vanishes meanwhile is left out.
+
+    The tree is a running sandbox's, which may put a link in the place of a directory at any moment: each is opened
+    in the one above it, and no link is followed. One that nests deeper than `DEEPEST` counts as `IMMEASURABLE`, so
+    that nothing can be hidden further down.
+    """
     total = 0
     linked: set[int] = set()
-    waiting = [top]
-    while waiting:
-        try:
-            entries = list(os.scandir(waiting.pop()))
-        except OSError:
-            continue  # gone, or closed to this user
-        for entry in entries:
+    stack: list[_Level] = []
+    try:
+        _descend(stack, top)
+        while stack:
             try:
+                entry = next(stack[-1].entries, None)
+                if entry is None:
+                    stack.pop().close()
+                    continue
                 info = entry.stat(follow_symlinks=False)
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
-                elif info.st_nlink > 1:
-                    if info.st_ino in linked:
-                        continue
-                    linked.add(info.st_ino)
             except OSError:
                 continue
+            if stat.S_ISDIR(info.st_mode):
+                if len(stack) == DEEPEST:
+                    return IMMEASURABLE
+                _descend(stack, entry.name)
+            elif info.st_nlink > 1:
+                if info.st_ino in linked:
+                    continue
+                linked.add(info.st_ino)
             total += info.st_blocks * 512
+    finally:
+        for level in stack:
+            level.close()
     return total
 
 
-def _own_limit(sandbox_id: str, limit_mb: int) -> Callable[[], SandboxError]:
+class _Level:
+    """An open directory on the way down."""
+
+    def __init__(self, name: str, above: int | None) -> None:
+        self.fd = os.open(name, _DIRECTORY, dir_fd=above)
+        try:
+            self.entries = os.scandir(self.fd)
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def close(self) -> None:
+        self.entries.close()
+        os.close(self.fd)
+
+
+def _descend(stack: list[_Level], name: str) -> None:
+    above = stack[-1].fd if stack else None
+    with contextlib.suppress(OSError):  # gone, closed to this user, or no directory any more
+        stack.append(_Level(name, above))
+
+
+def _own_limit(sandbox_id: str, limit_mb: int, size_bytes: int) -> Callable[[], SandboxError]:
+    deep = f", or could not be measured: it nests directories deeper than {DEEPEST}"
     return lambda: OutOfSpace(
-        f"sandbox {sandbox_id} was ended: it took more than its {limit_mb} MiB of disk",
+        f"sandbox {sandbox_id} was ended: it took more than its {limit_mb} MiB of disk"
+        f"{deep if size_bytes == IMMEASURABLE else ''}",
         remedy="give it a larger disk_mb",
         scope="sandbox",
         sandbox_id=sandbox_id,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
 import threading
 import time
 from pathlib import Path
@@ -55,6 +57,22 @@ def connect(path: Path, *, synchronous: str, waits: bool = True) -> sqlite3.Conn
         connection.close()
         raise
     return connection
+
+
+def make_private(path: Path) -> None:
+    """Make the database readable by its owner alone, and its log with it: it holds the variables of sandboxes.
+
+    Its own mode counts, since the directory may be one that others made. The file is never opened here when it is
+    there already: closing it would drop the locks that SQLite has on it in this process.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
+            os.chmod(path, 0o600)
 
 
 def _check_format(connection: sqlite3.Connection, path: Path) -> int:

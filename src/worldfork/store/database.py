@@ -48,6 +48,7 @@ class Database:
         try:
             # Changing the journal mode and making the tables do not wait for each other as transactions do.
             with locks.turn(self._lock_directory / "schema"):
+                connections.make_private(self.path)
                 opened["lasting"] = connections.connect(self.path, synchronous="FULL")
                 connections.make_tables(opened["lasting"], self.path)
                 opened["reading"] = connections.connect(self.path, synchronous="NORMAL")

@@ -112,7 +112,9 @@ def open_home(settings: Settings) -> Home:
     scratch = _choose_scratch(root, settings.scratch)
     home = Home(root=root, scratch=scratch)
     for directory in (home.images, home.memory, home.layers, home.run, home.trash, home.locks, home.tmp.parent):
-        _make(directory, "WORLDFORK_HOME" if directory.is_relative_to(root) else "WORLDFORK_SCRATCH")
+        setting = "WORLDFORK_HOME" if directory.is_relative_to(root) else "WORLDFORK_SCRATCH"
+        _make(directory, setting)
+        _close_to_others(directory, setting)
     _make(home.tmp, "WORLDFORK_SCRATCH")
     return home
 
@@ -170,6 +172,19 @@ def _make(directory: Path, setting: str) -> Path:
         if not mapped.remedy:
             mapped.remedy = f"set {setting} to a directory that you may write"
         raise mapped from error
+
+
+def _close_to_others(directory: Path, setting: str) -> None:
+    """Refuse a directory of another user, who could exchange what lies in it, and close our own to everybody else.
+
+    What a sandbox of root made is root's here too, set-uid programs included: nobody else may reach it.
+    """
+    with typed(f"{directory} cannot be used"):
+        status = os.stat(directory)
+        if status.st_uid != os.geteuid():
+            raise StoreError(f"{directory} belongs to another user", remedy=f"set {setting} to one of your own")
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            directory.chmod(0o700)
 
 
 def why_unfit(directory: Path) -> str:
