@@ -206,6 +206,33 @@ def test_processes_that_stay_change_nothing() -> None:
     assert one(shell(quiet, after=WRONG)).reward == pytest.approx(1 / 3)
 
 
+ATTACK = """
+import os, signal, sys
+if os.fork():
+    os._exit(0)
+os.setsid()
+known = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+while True:
+    for pid in range(max(known) + 1, max(known) + 4000):
+        if pid != os.getpid():
+            try:
+                os.kill(pid, getattr(signal, sys.argv[1]))
+            except OSError:
+                pass
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
+def test_processes_that_attack_their_reader_change_nothing(number: str) -> None:
+    async def act(sandbox: AsyncSandbox) -> None:
+        await sandbox.write_file(inside_task("answer.py"), WRONG)
+        await sandbox.run("python", ["-c", ATTACK, number])
+
+    episode = one(Acting(f"attacks {number}", act))
+    assert episode.failure is None
+    assert episode.reward == pytest.approx(1 / 3)
+
+
 # A policy cannot void a bad score by breaking its own sandbox.
 
 

@@ -143,7 +143,8 @@ class _Crew:
             async with asyncio.TaskGroup() as group:
                 for _ in range(width):
                     group.create_task(self._take_turns(jobs))
-        except* (OSError, RuntimeError) as errors:
+        except BaseExceptionGroup as errors:
+            # Rollouts do not raise; what does is the journal or the caller's own function.
             raise errors.exceptions[0] from None
         finally:
             if self._journal is not None and self._unwritten:

@@ -16,14 +16,13 @@ from worldfork.core.errors import (
     OutOfSpace,
     PathError,
     SandboxDied,
-    SandboxError,
     WorldforkError,
 )
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.episode import Episode, Failure, FailureKind, Timings
 from worldfork.records.sandbox import SandboxStatus
 from worldfork.records.task import Task
-from worldfork.reward.carry import carry_out, end_processes
+from worldfork.reward.carry import carry_out
 from worldfork.reward.pytest_verifier import Grade, PytestVerifier
 from worldfork.rollout.policies import Policy
 from worldfork.rollout.starts import StartingState
@@ -92,9 +91,8 @@ async def _take_turn(
         acted_s = clock.monotonic_s()
         draft.timings = replace(draft.timings, policy_s=acted_s - forked_s)
         try:
-            await end_processes(sandbox)
             edits = await carry_out(sandbox, task)
-        except SandboxError as error:
+        except (SandboxDied, OutOfSpace) as error:
             if not await _is_own_doing(sandbox, error):
                 raise
             draft.policy_end, edits = error.code, None

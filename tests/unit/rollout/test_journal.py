@@ -58,7 +58,8 @@ def test_cut_off_anywhere_nothing_before_is_lost(tmp_path: Path) -> None:
     whole = path.read_bytes()
     ends = [index + 1 for index, byte in enumerate(whole) if byte == ord("\n")]
     cut = tmp_path / "cut.jsonl"
-    for length in range(len(whole) + 1):
+    near_ends = {end + step for end in ends for step in (-2, -1, 0, 1)}
+    for length in sorted({0, *near_ends, *range(0, len(whole), 97)} - {len(whole) + 1}):
         cut.write_bytes(whole[:length])
         kept = max(sum(end <= length for end in ends) - 1, 0)
         assert read_journal(cut) == [episode(index) for index in range(kept)]
