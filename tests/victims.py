@@ -144,6 +144,14 @@ def start_afresh() -> None:
     assert code == 0
 
 
+def wait_clean(home: Path, *, living: Iterable[str] = (), deadline_s: float = 5.0) -> list[str]:
+    """Return what `left_in` finds once it finds nothing, or at the deadline: trash is emptied in the background."""
+    end_s = time.monotonic() + deadline_s
+    while (left := left_in(home, living=living)) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    return left
+
+
 def left_in(home: Path, *, living: Iterable[str] = ()) -> list[str]:
     """Return what a home still holds of sandboxes that are not `living`, and layers that no snapshot uses."""
     # A store of its own, since a place settles its home in the background when it is opened.

@@ -117,3 +117,4 @@ async def _undo(
     for index, facts in enumerate(many):
         if index not in begun:
             await place.work(lambda facts=facts: place.dispose(facts))  # type: ignore[misc]  # binds the loop's value
+    place.tidy_soon()

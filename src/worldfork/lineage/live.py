@@ -37,9 +37,9 @@ class Live:
         self.names: dict[str, int] = {}
         """Names of processes that this handle started -> pid inside."""
         self._owner_pid = os.getpid()
-        self._pid = started.pid if started else None
-        self._pidfd = os.pidfd_open(started.pid) if started else None
-        self._leash = started.leash if started else None
+        self._pid: int | None = None
+        self._pidfd: int | None = None
+        self._leash: int | None = None
         self._connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection]
         self._connections = weakref.WeakKeyDictionary()
         self._over = False
@@ -47,10 +47,18 @@ class Live:
         # Opened before the sandbox writes, so that no error of writing back goes unseen.
         self._sync_fd: int | None = os.open(facts.run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if started:
+            self._pidfd = os.pidfd_open(started.pid)
+            self._pid, self._leash = started.pid, started.leash
             self._connections[asyncio.get_running_loop()] = started.connection
-        if started:
             place.adopt(self)
         _all.add(self)
+
+    def __del__(self) -> None:
+        # A dropped handle on somebody else's sandbox; what a stream of it still reads goes on.
+        if getattr(self, "_sync_fd", None) is None or self._owner_pid != os.getpid():
+            return
+        if all(connection.idle for connection in self._connections.values()):
+            self._close_descriptors()
 
     @property
     def sandbox_id(self) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from worldfork.core.errors import ConfigError, DriverUnavailable, FormatUnsupported
+from worldfork.core.errors import ConfigError, DriverUnavailable, FormatUnsupported, WorldforkError
 from worldfork.core.ids import new_id
 from worldfork.lineage.identity import hostname, identity_files
 from worldfork.lineage.live import Live
@@ -20,6 +21,8 @@ from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.bases import host_base
 from worldfork.sandbox.driver import Ground, StartPlan
 from worldfork.sandbox.network import HOST_SETTINGS, HostNetwork, host_network
+from worldfork.sandbox.remedies import explain
+from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.home import Home
 from worldfork.store.store import Holder
@@ -166,27 +169,47 @@ def prepare(place: Place, many: list[SandboxFacts]) -> None:
     place.store.hold([holder_of(facts) for facts in many])
     try:
         for facts in many:
-            run = Path(facts.run)
-            os.mkdir(run, 0o700)
-            if place.driver.overlay == "legacy":
-                os.mkdir(run / "scratch", 0o700)
-            make_upper(ground_of(place, facts))
+            with typed(f"the directories of {facts.sandbox_id} cannot be made"):
+                _make_directories(place, facts)
             fault("start:made")
     except BaseException:
         for facts in many:
             place.dispose(facts)
+        place.tidy_soon()
         raise
+
+
+def _make_directories(place: Place, facts: SandboxFacts) -> None:
+    os.mkdir(facts.run, 0o700)
+    if place.driver.overlay == "legacy":
+        os.mkdir(Path(facts.run) / "scratch", 0o700)
+    make_upper(ground_of(place, facts))
 
 
 async def start_prepared(place: Place, facts: SandboxFacts, network: HostNetwork | None) -> Live:
     """Start a sandbox whose leases and directories exist; on failure they are gone again."""
     try:
         started = await place.driver.start(_plan(place, facts, network))
-    except BaseException:
+        try:
+            fault("start:answered")
+            return Live(place, facts, started)
+        except BaseException:
+            started.connection.close()
+            os.close(started.leash)
+            await asyncio.shield(place.work(lambda: _kill(started.pid)))
+            raise
+    except BaseException as error:
         await asyncio.shield(place.work(lambda: place.dispose(facts)))
+        place.tidy_soon()
+        if isinstance(error, OSError) and not isinstance(error, WorldforkError):
+            raise explain("keeping hold of the sandbox", error.errno or 0, facts.sandbox_id) from error
         raise
-    fault("start:answered")
-    return Live(place, facts, started)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 async def start(place: Place, record: SnapshotRecord, options: StartOptions, *, index: int = 0, seed: int = 0) -> Live:

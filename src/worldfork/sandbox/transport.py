@@ -99,6 +99,11 @@ class Transport:
         if self._owner_pid == os.getpid():
             self._end("the connection was closed on this side")
 
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for anything from it."""
+        return not self._channels
+
     def send(self, data: bytes) -> None:
         """Send whole frames: at once if the socket takes them, else as it does."""
         if self._outgoing:

@@ -6,10 +6,11 @@ import json
 import os
 import sqlite3
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from worldfork.core.errors import ConfigError, NotFound, OutOfSpace
+from worldfork.core.errors import ConfigError, NotFound, OutOfSpace, WorldforkError
 from worldfork.core.ids import check_id, new_id
 from worldfork.records.snapshot import LayerRecord
 from worldfork.store.failures import typed
@@ -54,11 +55,17 @@ class Layers(OwnedStore):
                 " VALUES (?, ?, 'building', ?, ?, ?)",
                 values,
             )
-        fault("begin_layer:announced")
         place = self.home.layers / layer_id
-        with typed(f"the layer {layer_id} cannot be made"):
-            place.mkdir(mode=0o700)
-        fault("begin_layer:made")
+        try:
+            fault("begin_layer:announced")
+            with typed(f"the layer {layer_id} cannot be made"):
+                place.mkdir(mode=0o700)
+            fault("begin_layer:made")
+        except BaseException:
+            # Nobody hears of it, so nobody else could give it up before this process ends.
+            with suppress(WorldforkError):
+                self.abandon_layer(layer_id)
+            raise
         return LayerDraft(layer_id, place / "fs")
 
     def _expect_room(self, size_bytes: int) -> None:
