@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
-import shutil
 import signal
 import sys
 import termios
@@ -99,9 +97,9 @@ async def _follow(
     size = _terminal_size() if terminal else None
     if terminal:
         env.setdefault("TERM", os.environ.get("TERM", "xterm"))
-    spec = sandbox._spec(tuple(argv), env, working_dir, timeout, user, stdin=stdin)
-    connection = await sandbox._live.connection()
-    process = await connection.start(dataclasses.replace(spec, tty=size))
+    process = await sandbox.stream(
+        argv, env=env, user=user, working_dir=working_dir, timeout=timeout, stdin=stdin, tty=size
+    )
     with _raw_terminal(terminal):
         _pass_signals(process, terminal=terminal)
         if stdin:
@@ -122,8 +120,9 @@ async def _follow(
 
 
 def _terminal_size() -> tuple[int, int]:
-    columns, rows = shutil.get_terminal_size()
-    return rows, columns
+    # Asked of the terminal itself: COLUMNS and LINES are what a shell once believed.
+    size = os.get_terminal_size(0)
+    return size.lines or 24, size.columns or 80
 
 
 @contextlib.contextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from typing import Annotated
 
 import typer
 
 from worldfork.cli import demo, execute, rollouts, sandboxes, snapshots, upkeep
+from worldfork.cli.printing import note
 
 app = typer.Typer(
     name="worldfork",
@@ -49,6 +52,17 @@ app.command()(upkeep.bench)
 app.command()(upkeep.sweep)
 
 
+def _say_warnings_plainly() -> None:
+    """Give the library's warnings the form of its errors: one line, without a place in the source."""
+
+    def show(message: Warning | str, *_: object) -> None:
+        note(f"worldfork: {message}")
+
+    warnings.showwarning = show
+    logging.basicConfig(format="worldfork: %(message)s", level=logging.WARNING)
+
+
 def main() -> None:
     """Run the program with the arguments of this process."""
+    _say_warnings_plainly()
     app()
