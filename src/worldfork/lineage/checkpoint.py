@@ -19,8 +19,10 @@ from worldfork.lineage.live import Live
 from worldfork.lineage.moving import move, present_facts, put_right, turn
 from worldfork.lineage.place import Place
 from worldfork.lineage.starting import ground_of, holder_of
+from worldfork.lineage.upper import move_upper
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.records.snapshot import SnapshotRecord
+from worldfork.sandbox.cgroups import thaw_groups
 from worldfork.sandbox.connection import Connection
 from worldfork.sandbox.files import list_directory
 from worldfork.store.failures import typed
@@ -106,7 +108,7 @@ async def _take(
     live.facts = await present_facts(live, connection)
     place, facts = live.place, live.facts
     ground = ground_of(place, facts)
-    if is_untouched(ground.upper, ground.layers[0]):
+    if is_untouched(ground.upper, ground.layers[0], facts.form):
         record = _record(facts, facts.layers, label)
         await place.work(lambda: place.store.publish(record, ()))
         return record, False
@@ -152,14 +154,23 @@ async def _copy_upper(live: Live, connection: Connection, label: str | None) -> 
     upper = Path(ground_of(place, facts).upper)
     try:
         await connection.freeze()
-        fault("checkpoint:frozen")
         try:
+            fault("checkpoint:frozen")
             writable = set(await connection.mapped())
-            capture = await place.work(lambda: copy_upper(upper, draft.path, last, writable, facts.form))
+            below = [place.store.layer_path(layer) for layer in last.layers]
+
+            def copy() -> Capture:
+                with typed(f"the upper of {facts.sandbox_id} cannot be copied"):
+                    return copy_upper(upper, draft.path, last, writable, facts.form, below)
+
+            capture = await place.work(copy)
             fault("checkpoint:copied")
         finally:
-            with contextlib.suppress(SandboxError):
+            try:
                 await asyncio.shield(connection.thaw())
+            except SandboxError:
+                # Its init is dead, and what it has frozen could not die either.
+                thaw_groups(facts.cgroups)
         fault("checkpoint:thawed")
         return await place.work(lambda: _publish_copy(live, capture, draft.layer_id, last, notes, label))
     except BaseException:
@@ -176,14 +187,20 @@ def _publish_copy(
         place.store.abandon_layer(layer_id)
         record = _record(facts, (*last.layers, *facts.layers), label)
         place.store.publish(record, ())
-        capture.copied.save(notes)
+        _remember(capture.copied, notes)
         return record
     chain = (layer_id,) if capture.whole else (layer_id, *last.layers)
     record = replace(_record(facts, (*chain, *facts.layers), label), size_bytes=capture.size_bytes)
     place.store.publish(record, [layer_id])
     capture.copied.layers = chain
-    capture.copied.save(notes)
+    _remember(capture.copied, notes)
     return record
+
+
+def _remember(copied: Copied, notes: Path) -> None:
+    # What was remembered before stays true of its own layers: without room for more the next copy is a larger one.
+    with contextlib.suppress(OSError):
+        copied.save(notes)
 
 
 def _usable(live: Live, last: Copied) -> Copied:
@@ -227,13 +244,13 @@ async def _stop_and_take(live: Live, label: str | None, began: float) -> tuple[S
 def _take_last(place: Place, facts: SandboxFacts, draft: LayerDraft, label: str | None) -> SnapshotRecord:
     """Publish the upper of a sandbox that has ended. Blocking."""
     ground = ground_of(place, facts)
-    if is_untouched(ground.upper, ground.layers[0]):
+    if is_untouched(ground.upper, ground.layers[0], facts.form):
         place.store.abandon_layer(draft.layer_id)
         record = _record(facts, facts.layers, label)
         place.store.publish(record, ())
         return record
     with typed(f"the upper of {facts.sandbox_id} cannot be taken"):
-        os.rename(ground.upper, draft.path)
+        move_upper(ground.upper, draft.path)
     fault("checkpoint:taken")
     record = _record(facts, (draft.layer_id, *facts.layers), label)
     place.store.publish(record, [draft.layer_id])
