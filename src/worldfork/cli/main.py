@@ -48,14 +48,16 @@ app.command()(snapshots.checkpoint)
 app.add_typer(snapshots.snapshots, name="snapshots")
 app.command()(snapshots.fork)
 app.command()(rollouts.rollout)
-app.command()(upkeep.bench)
+app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    upkeep.bench
+)
 app.command()(upkeep.sweep)
 
 
 def _say_warnings_plainly() -> None:
     """Give the library's warnings the form of its errors: one line, without a place in the source."""
 
-    def show(message: Warning | str, *_: object) -> None:
+    def show(message: Warning | str, *_: object, **more: object) -> None:
         note(f"worldfork: {message}")
 
     warnings.showwarning = show

@@ -7,7 +7,6 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -68,22 +67,11 @@ def sweep(as_json: AsJson = False) -> int:
 
 
 @verb
-def bench(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Figures, or how they begin.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few samples: shows that it works.")] = False,
-    home: Annotated[Path | None, typer.Option(help="Store of the benches, kept between runs.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Directory of task sets.")] = None,
-    set_up: Annotated[bool, typer.Option("--set-up", help="May install what a comparison needs, apart.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Measure, all figures or the named ones. From a checkout: each figure of SPEC.md has a program in bench/."""
+def bench(context: typer.Context) -> None:
+    """Measure. From a checkout: each figure of SPEC.md has a program in bench/; it gets the arguments as they are."""
     checkout = Path(worldfork.__file__).resolve().parents[2]
     if not (checkout / "bench" / "__main__.py").is_file():
         raise ConfigError("the benches are not part of the installed package", remedy="run this from a checkout")
-    arguments = [*(names or [])]
-    arguments += ["--quick"] * quick + ["--set-up"] * set_up + ["--json"] * as_json
-    arguments += ["--home", str(home.absolute())] if home else []
-    arguments += ["--data", str(data.absolute())] if data else []
     # The bench takes this process over, so that nothing of the command line is in what it measures.
     os.chdir(checkout)
-    os.execv(sys.executable, [sys.executable, "-m", "bench", *arguments])
+    os.execv(sys.executable, [sys.executable, "-m", "bench", *context.args])

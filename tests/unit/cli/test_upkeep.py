@@ -80,6 +80,7 @@ def test_bench_hands_over_to_the_benches(monkeypatch: pytest.MonkeyPatch, invoke
     asked: list[Any] = []
     monkeypatch.setattr(os, "chdir", asked.append)
     monkeypatch.setattr(os, "execv", lambda path, line: asked.append(line))
-    invoke("bench", "fork", "bursts", "--quick", "--json", "--home", "/tmp/h")
+    line = ["fork", "bursts", "--quick", "--json", "figures.json", "--home", "/tmp/h", "-h"]
+    invoke("bench", *line)
     assert (asked[0] / "bench" / "main.py").is_file()
-    assert asked[1] == [sys.executable, "-m", "bench", "fork", "bursts", "--quick", "--json", "--home", "/tmp/h"]
+    assert asked[1] == [sys.executable, "-m", "bench", *line]
