@@ -51,7 +51,9 @@ def _account(episodes: list[Any]) -> dict[str, Any]:
         episode.task_id: episode.failure.message if episode.failure else f"{episode.reward} ({episode.grade_end})"
         for episode in episodes
     }
+    stages = ("fork_s", "policy_s", "carry_s", "calibrate_s", "grade_s", "grade_cpu_s", "total_s")
     return {
+        "stages": {name: round(sum(getattr(e.timings, name) or 0.0 for e in episodes), 1) for name in stages},
         "full_n": sum(reward == 1.0 for reward in rewards),
         "below_full_n": sum(reward is not None and reward < 1.0 for reward in rewards),
         "failed_n": sum(reward is None for reward in rewards),
