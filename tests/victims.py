@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import signal
+import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -20,6 +22,7 @@ from worldfork.store import faultpoints
 from worldfork.store.home import open_home
 from worldfork.store.store import Store
 
+_FLOCK = struct.Struct("@hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _PR_SET_CHILD_SUBREAPER = 36
 _GONE_S = 5.0
 _BEHIND = ("trash:removed", "make_durable:", "sweep:", "collect:", "recover:")
@@ -165,3 +168,15 @@ def left_in(home: Path, *, living: Iterable[str] = ()) -> list[str]:
         found += [f"layers/{name}" for name in os.listdir(home / "layers") if name not in used]
         found += [f"lost layer {layer} of a snapshot" for layer in used if not store.layer_path(layer).is_dir()]
     return [words for words in found if not any(sandbox_id in words for sandbox_id in living)]
+
+
+def init_of(home: Path, sandbox_id: str) -> int:
+    """Return the pid of a sandbox's PID 1 as the host sees it: it holds the sandbox's lock."""
+    with open(home / "locks" / sandbox_id, "rb") as file:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        return int(_FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))[4])
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the pids of a process's children."""
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from worldfork.core.errors import SandboxDied, SandboxError, WorldforkError
 from worldfork.lineage.place import Place
 from worldfork.records.sandbox import SandboxFacts
+from worldfork.sandbox.cgroups import thaw_groups
 from worldfork.sandbox.connection import Connection
 from worldfork.sandbox.driver import Started
 from worldfork.store.faultpoints import fault
@@ -43,6 +44,7 @@ class Live:
         self._connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection]
         self._connections = weakref.WeakKeyDictionary()
         self._over = False
+        self._ending: asyncio.Task[None] | None = None
         self._why: Callable[[], SandboxError] | None = None
         # Opened before the sandbox writes, so that no error of writing back goes unseen.
         self._sync_fd: int | None = os.open(facts.run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -122,15 +124,22 @@ class Live:
         self._kill()
 
     async def end(self) -> None:
-        """End the sandbox and clear it away. Idempotent, and finished even if the caller is cancelled."""
-        if self._over or self._owner_pid != os.getpid():
+        """End the sandbox and clear it away. Idempotent, and finished even if the caller is cancelled.
+
+        A second caller waits for the first; one that comes after a failure tries again.
+        """
+        if self._owner_pid != os.getpid():
             return
-        self._over = True
-        task = asyncio.ensure_future(self._end())
+        failed = self._ending is not None and self._ending.done() and self._ending.exception() is not None
+        if failed or not self._over:
+            self._over = True
+            self._ending = asyncio.ensure_future(self._end())
+        if self._ending is None or self._ending.get_loop() is not asyncio.get_running_loop():
+            return
         try:
-            await asyncio.shield(task)
+            await asyncio.shield(self._ending)
         except asyncio.CancelledError:
-            await task
+            await self._ending
             raise
 
     def end_now(self) -> None:
@@ -234,6 +243,7 @@ class Live:
         if self._pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            thaw_groups(self.facts.cgroups)
 
     def _close_descriptors(self) -> None:
         for loop, connection in list(self._connections.items()):

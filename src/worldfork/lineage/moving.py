@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-from worldfork.core.errors import WorldforkError
+from worldfork.core.errors import SandboxDied, WorldforkError
 from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place
 from worldfork.lineage.starting import ground_of, holder_of, make_upper
@@ -23,6 +23,8 @@ from worldfork.sandbox.connection import Connection
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
 
+_DYING_S = 2.0
+"""How long the processes of a sandbox may take to be gone after its connection is."""
 _PAUSE_S = 0.002
 """Between two looks at a lock that a change of the root still holds although its caller is dead: milliseconds."""
 
@@ -138,9 +140,13 @@ async def move(live: Live, connection: Connection, turn_fd: int) -> tuple[Sandbo
 async def put_right(live: Live, connection: Connection) -> None:
     """After a failure: finish or undo the change now if possible, else whoever takes the next checkpoint does."""
     with contextlib.suppress(WorldforkError, OSError):
-        if live.alive():
+        with contextlib.suppress(SandboxDied):
             live.facts = await present_facts(live, connection)
-        else:
+            return
+        # A dead connection is not yet a dead sandbox, whose upper nobody may take.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DYING_S):
+                await live.wait_ended()
             await live.place.work(lambda: _give_up(live))
 
 

@@ -141,6 +141,13 @@ def _delegated(directory: Path, top: Path) -> Path | None:
         directory = directory.parent
 
 
+def thaw_groups(directories: Iterable[str]) -> None:
+    """Let the processes of a sandbox run that is to end: on version 1 a frozen one does not even die."""
+    for directory in directories:
+        if os.path.basename(directory).startswith(PREFIX):
+            _write(os.path.join(directory, "freezer.state"), b"THAWED")
+
+
 def remove_groups(directories: Iterable[str]) -> list[str]:
     """Remove a sandbox's groups once its processes are gone; return those that would not go.
 
@@ -148,19 +155,26 @@ def remove_groups(directories: Iterable[str]) -> list[str]:
     group alive, so it is let go first.
     """
     left = []
+    directories = tuple(directories)
+    thaw_groups(directories)
     deadline = time.monotonic() + _REMOVAL_DEADLINE_S
     for directory in directories:
         if not os.path.basename(directory).startswith(PREFIX):
             continue
-        with contextlib.suppress(OSError):
-            knob = os.open(os.path.join(directory, "memory.force_empty"), os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.write(knob, b"0")
-            finally:
-                os.close(knob)
+        _write(os.path.join(directory, "memory.force_empty"), b"0")
         if not _remove_group(directory, deadline):
             left.append(directory)
     return left
+
+
+def _write(knob: str, text: bytes) -> None:
+    """Write to a file of a group, if there is one."""
+    with contextlib.suppress(OSError):
+        fd = os.open(knob, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, text)
+        finally:
+            os.close(fd)
 
 
 def _pause() -> None:

@@ -75,9 +75,9 @@ class Snapshots(Layers, Leases):
         return _as_record(*row)
 
     def snapshots(self) -> list[SnapshotRecord]:
-        """Return all snapshots, the oldest first."""
+        """Return all snapshots, in the order in which they were published, whatever the clock said."""
         with self.database.read() as db:
-            rows = db.execute("SELECT state, record FROM snapshots ORDER BY created_s, number").fetchall()
+            rows = db.execute("SELECT state, record FROM snapshots ORDER BY number").fetchall()
         return [_as_record(*row) for row in rows]
 
     @frees_space
