@@ -11,7 +11,7 @@ from worldfork.core.errors import ConfigError
 from worldfork.lineage.identity import choose_seeds
 from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place
-from worldfork.lineage.starting import StartOptions, make_facts, prepare, start_prepared, with_network
+from worldfork.lineage.starting import StartOptions, make_facts, prepare, start_prepared, unprepare, with_network
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox.network import HostNetwork
 
@@ -56,7 +56,9 @@ async def fork_snapshot(
     if width < 1:
         raise ConfigError(f"max_concurrency cannot be {width}", remedy="use 1 or more")
     chosen = choose_seeds(seeds, n)
-    many, network = await place.work(lambda: _prepare(place, snapshot_id, options, chosen))
+    many, network = await place.work(
+        lambda: _prepare(place, snapshot_id, options, chosen), undo=lambda made: unprepare(place, made[0])
+    )
     return await _start_all(place, many, network, width, on_child)
 
 

@@ -61,15 +61,24 @@ class Place:
             self._watch = Watch(str(self.home.run), self.settings.reserve_bytes, lambda: list(self.live.values()))
         self._watch.start()
 
-    async def work(self, call: Callable[[], _T]) -> _T:
-        """Run a blocking call of the store in a worker thread; a cancelled caller still waits for its end."""
+    async def work(self, call: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
+        """Run a blocking call of the store in a worker thread; a cancelled caller still waits for its end.
+
+        Args:
+            undo: takes back what the call did, when its caller was cancelled and will never learn of it.
+        """
         future = asyncio.get_running_loop().run_in_executor(self._workers, call)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            with contextlib.suppress(Exception):
-                await future
+            await asyncio.shield(self._take_back(future, undo))
             raise
+
+    async def _take_back(self, future: asyncio.Future[_T], undo: Callable[[_T], None] | None) -> None:
+        with contextlib.suppress(Exception):
+            done = await future
+            if undo is not None:
+                await asyncio.get_running_loop().run_in_executor(self._workers, undo, done)
 
     @contextlib.asynccontextmanager
     async def single_flight(self, key: str) -> AsyncIterator[None]:

@@ -173,10 +173,15 @@ def prepare(place: Place, many: list[SandboxFacts]) -> None:
                 _make_directories(place, facts)
             fault("start:made")
     except BaseException:
-        for facts in many:
-            place.dispose(facts)
-        place.tidy_soon()
+        unprepare(place, many)
         raise
+
+
+def unprepare(place: Place, many: list[SandboxFacts]) -> None:
+    """Take back what `prepare` did, for sandboxes that will not be started. Blocking."""
+    for facts in many:
+        place.dispose(facts)
+    place.tidy_soon()
 
 
 def _make_directories(place: Place, facts: SandboxFacts) -> None:
@@ -220,7 +225,8 @@ async def start(place: Place, record: SnapshotRecord, options: StartOptions, *, 
         prepare(place, [facts])
         return facts, network
 
-    return await start_prepared(place, *await place.work(get_ready))
+    ready = await place.work(get_ready, undo=lambda made: unprepare(place, [made[0]]))
+    return await start_prepared(place, *ready)
 
 
 def with_network(facts: SandboxFacts, options: StartOptions) -> tuple[SandboxFacts, HostNetwork | None]:
