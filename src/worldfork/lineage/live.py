@@ -92,8 +92,9 @@ class Live:
 
     def alive(self) -> bool:
         """Whether its PID 1 lives."""
-        if self._over:
-            return False
+        return not self._over and self._lives()
+
+    def _lives(self) -> bool:
         if self._pidfd is not None:
             return not _is_readable(self._pidfd, 0)
         return self.place.store.is_alive(self.sandbox_id)
@@ -197,11 +198,13 @@ class Live:
 
     async def _ask_to_end(self) -> None:
         with contextlib.suppress(SandboxError):
-            connection = self._connections.get(asyncio.get_running_loop()) or await self._connect()
+            connection = self._connections.get(asyncio.get_running_loop())
+            if connection is None or connection.closed.is_set():
+                connection = await self._connect()
             await connection.shutdown(0)
 
     async def _connect(self) -> Connection:
-        if not self.alive():
+        if not self._lives():
             raise self.gone("its init ended")
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from worldfork.core.errors import SandboxDied, WorldforkError
+from worldfork.core.errors import DriverUnavailable, SandboxDied, WorldforkError
 from worldfork.core.ids import new_id
 from worldfork.core.remove import remove_tree
 from worldfork.core.settings import Settings
@@ -20,13 +20,10 @@ from worldfork.sandbox.cgroups import remove_groups
 from worldfork.sandbox.command import CommandResult, CommandSpec, Reason
 from worldfork.sandbox.driver import Ground, Started, StartPlan
 from worldfork.sandbox.namespace import NamespaceDriver
+from worldfork.sandbox.remedies import in_docker
 
 _MEMORY_MB = 32
 _COMMAND_S = 30.0
-_NO_CGROUPS = (
-    "on systemd: run it with `systemd-run --user --scope -p Delegate=yes`; "
-    "in Docker: --cgroupns=private and a writable /sys/fs/cgroup"
-)
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ async def _try(name: str, top: Path, settings: Settings, limits: Limits, network
     try:
         result = await _start_and_run(top, settings, limits, network, ("cat", "/proc/net/dev"))
     except (WorldforkError, OSError) as error:
-        remedy = error.remedy if isinstance(error, WorldforkError) else ""
+        remedy = error.remedy if isinstance(error, DriverUnavailable) else ""
         text = error.message if isinstance(error, WorldforkError) else str(error)
         return ProbeResult(name, False, text, remedy)
     detail = judge(result)  # type: ignore[operator]  # one of the functions above
@@ -100,10 +97,16 @@ async def _try_limits(top: Path, settings: Settings) -> ProbeResult:
     try:
         result = await _start_and_run(top, settings, limits, "none", hungry)
     except (WorldforkError, OSError) as error:
-        return ProbeResult(name, False, str(error), _NO_CGROUPS)
+        return ProbeResult(name, False, str(error), _cgroup_remedy())
     if result.reason is Reason.OOM_KILLED or result.signal == signal.SIGKILL:
         return ProbeResult(name, True, f"a command that took more than {_MEMORY_MB} MiB was ended")
-    return ProbeResult(name, False, f"a command could take more than {_MEMORY_MB} MiB", _NO_CGROUPS)
+    return ProbeResult(name, False, f"a command could take more than {_MEMORY_MB} MiB", _cgroup_remedy())
+
+
+def _cgroup_remedy() -> str:
+    if in_docker():
+        return "start the container with --cgroupns=private -v /sys/fs/cgroup:/sys/fs/cgroup:rw"
+    return "systemd-run --user --scope -p Delegate=yes <your program>"
 
 
 async def _start_and_run(

@@ -19,7 +19,7 @@ DOCKER_ROOT = (
 )
 KUBERNETES = (
     "in the pod: securityContext: {capabilities: {add: [SYS_ADMIN]}, seccompProfile: {type: Unconfined}, "
-    "appArmorProfile: {type: Unconfined}, procMount: Unmasked}"
+    "appArmorProfile: {type: Unconfined}, procMount: Unmasked}, and an emptyDir volume for WORLDFORK_HOME"
 )
 
 
@@ -69,7 +69,7 @@ def explain(step: str, number: int, sandbox_id: str) -> SandboxError:
             **fields,
         )
     if refused and step.startswith(("namespaces", "making mounts", "mounting proc")):
-        remedy = _outside() if in_docker() else "run as root, or see `worldfork doctor`"
+        remedy = _outside() if in_docker() else "run as root, or ask whoever runs this host to allow namespaces"
         return DriverUnavailable(f"the kernel refused a sandbox: {text}", remedy=remedy, **fields)
     if number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN):
         return LaunchFailed(
