@@ -54,16 +54,20 @@ async def checkpoint(live: Live, *, stop: bool = False, label: str | None = None
         SandboxDied: it is gone; OutOfSpace, StoreError: nothing was stored and the sandbox is as before.
     """
     began = time.monotonic()
-    if stop:
-        record, timing = await _stop_and_take(live, label, began)
-    else:
+    try:
+        if stop:
+            return await _stop_and_take(live, label, began)
         connection = await live.connection()
         async with _held(connection) as idle, turn(live) as turn_fd:
             fault("checkpoint:held")
             paused = time.monotonic()
             record, copied = await _whole(live, _take(live, connection, idle, turn_fd, label))
             timing = Timing(time.monotonic() - paused, time.monotonic() - began, copied)
-        live.place.make_durable(record.snapshot_id, live.sync_descriptor())
+    except BaseException:
+        # Half a copy may be in the trash, on a disk that is full.
+        live.place.tidy_soon()
+        raise
+    live.place.make_durable(record.snapshot_id, live.sync_descriptor())
     return record, timing
 
 
