@@ -60,7 +60,7 @@ class Stack:
 
     def _stand(self) -> None:
         ground = self._ground()
-        make_upper(ground)
+        make_upper(ground, self.form)
         options = f"{self._options(self.layers)},upperdir={ground.upper},workdir={ground.work},volatile"
         self.mounts.ask(self.point, mount=options, describe=False)
 

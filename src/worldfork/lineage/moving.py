@@ -18,6 +18,7 @@ from worldfork.core.errors import SandboxDied, WorldforkError
 from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place
 from worldfork.lineage.starting import ground_of, holder_of, make_upper
+from worldfork.lineage.upper import move_upper
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox.connection import Connection
 from worldfork.store.failures import typed
@@ -87,7 +88,7 @@ def _finish(place: Place, facts: SandboxFacts, upper: str) -> SandboxFacts:
         return after
     with typed(f"{facts.sandbox_id} cannot be put back"):
         if not os.path.lexists(old.upper):
-            os.rename(place.store.layer_path(facts.moving), old.upper)
+            move_upper(place.store.layer_path(facts.moving), old.upper)
     for path in (new.upper, new.work):
         place.store.trash(Path(path))
     place.store.hold([holder_of(before)])
@@ -120,9 +121,9 @@ async def move(live: Live, connection: Connection, turn_fd: int) -> tuple[Sandbo
 
     def rename(moving: SandboxFacts) -> None:
         with typed(f"the upper of {before.sandbox_id} cannot be taken"):
-            os.rename(ground_of(place, before).upper, place.store.layer_path(moving.moving))
+            move_upper(ground_of(place, before).upper, place.store.layer_path(moving.moving))
             fault("checkpoint:renamed")
-            make_upper(ground_of(place, _moved(moving)))
+            make_upper(ground_of(place, _moved(moving)), before.form)
             fault("checkpoint:made")
 
     moving = await place.work(begin)

@@ -16,6 +16,7 @@ from worldfork.core.ids import new_id
 from worldfork.lineage.identity import hostname, identity_files
 from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place
+from worldfork.lineage.upper import data_xattrs, make_directory
 from worldfork.records.sandbox import Base, Limits, SandboxFacts
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.bases import host_base
@@ -150,17 +151,17 @@ def ground_of(place: Place, facts: SandboxFacts) -> Ground:
     )
 
 
-def make_upper(ground: Ground) -> None:
+def make_upper(ground: Ground, form: str) -> None:
     """Make an empty upper and its work directory; the root of a world looks like its topmost layer's root."""
-    os.mkdir(ground.work, 0o700)
-    os.mkdir(ground.upper, 0o755)
+    make_directory(ground.work, 0o700)
+    make_directory(ground.upper, 0o700)
     top = os.lstat(ground.layers[0])
     with contextlib.suppress(PermissionError):  # a base of other owners, seen by an ordinary user
         os.chown(ground.upper, top.st_uid, top.st_gid)
+    for name, value in data_xattrs(ground.layers[0], form).items():
+        if not name.startswith("security."):
+            os.setxattr(ground.upper, name, value, follow_symlinks=False)
     os.chmod(ground.upper, stat.S_IMODE(top.st_mode))
-    for name in os.listxattr(ground.layers[0], follow_symlinks=False):
-        if not name.startswith(("trusted.overlay.", "user.overlay.", "security.")):
-            os.setxattr(ground.upper, name, os.getxattr(ground.layers[0], name), follow_symlinks=False)
     os.utime(ground.upper, ns=(top.st_atime_ns, top.st_mtime_ns))
 
 
@@ -188,7 +189,7 @@ def _make_directories(place: Place, facts: SandboxFacts) -> None:
     os.mkdir(facts.run, 0o700)
     if place.driver.overlay == "legacy":
         os.mkdir(Path(facts.run) / "scratch", 0o700)
-    make_upper(ground_of(place, facts))
+    make_upper(ground_of(place, facts), facts.form)
 
 
 async def start_prepared(place: Place, facts: SandboxFacts, network: HostNetwork | None) -> Live:
