@@ -158,6 +158,7 @@ class Live:
         self._close_descriptors()
         with contextlib.suppress(WorldforkError, OSError):
             self.place.dispose(self.facts)
+        self.place.tidy_soon()
 
     async def wait_ended(self) -> None:
         """Return when its PID 1 has ended."""
