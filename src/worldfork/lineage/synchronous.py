@@ -12,6 +12,7 @@ from worldfork.lineage.door import through, through_each
 from worldfork.lineage.handle import Rlimits
 from worldfork.lineage.snapshots import ForkResult, ForkResults, SnapshotInfo
 from worldfork.records.sandbox import (
+    DirectoryEntry,
     ListDirectoryResponse,
     OutputEvent,
     OutputResponse,
@@ -238,6 +239,10 @@ class Sandbox:
     def list_directory(self, path: str) -> ListDirectoryResponse:
         """Return a directory's entries."""
         return through(self._inner.list_directory(path))
+
+    def stat_file(self, path: str, *, follow_links: bool = True) -> DirectoryEntry:
+        """Return what is at a path."""
+        return through(self._inner.stat_file(path, follow_links=follow_links))
 
     def make_directory(self, path: str) -> None:
         """Make a directory and its parents."""

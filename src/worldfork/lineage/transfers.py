@@ -7,6 +7,7 @@ from pathlib import Path
 from worldfork.lineage.handle import Handle
 from worldfork.records.sandbox import DirectoryEntry, ListDirectoryResponse
 from worldfork.sandbox import download, files, upload
+from worldfork.sandbox.replies import FileRecord
 
 
 class Transfers(Handle):
@@ -48,19 +49,15 @@ class Transfers(Handle):
     async def list_directory(self, path: str) -> ListDirectoryResponse:
         """Return a directory's entries, by name."""
         records = await files.list_directory(await self._live.connection(), path, **self._where())
-        entries = tuple(
-            DirectoryEntry(
-                name=record.name,
-                is_dir=record.kind == "d",
-                size=None if record.kind == "d" else record.size_bytes,
-                modified_at=record.mtime_ns / 1e9,
-                kind=record.kind,
-                mode=record.mode & 0o7777,
-                link_target=record.target or None,
-            )
-            for record in records
-        )
-        return ListDirectoryResponse(path, entries)
+        return ListDirectoryResponse(path, tuple(_entry(record) for record in records))
+
+    async def stat_file(self, path: str, *, follow_links: bool = True) -> DirectoryEntry:
+        """Return what is at a path; with `follow_links=False` a link itself.
+
+        Raises:
+            PathError: nothing is there.
+        """
+        return _entry(await files.stat(await self._live.connection(), path, follow=follow_links, **self._where()))
 
     async def make_directory(self, path: str) -> None:
         """Make a directory and its parents; one that exists is fine."""
@@ -69,3 +66,15 @@ class Transfers(Handle):
     async def delete_file(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file, a link, an empty directory or, with `recursive`, a whole one."""
         await files.delete(await self._live.connection(), path, recursive=recursive, **self._where())
+
+
+def _entry(record: FileRecord) -> DirectoryEntry:
+    return DirectoryEntry(
+        name=record.name,
+        is_dir=record.kind == "d",
+        size=None if record.kind == "d" else record.size_bytes,
+        modified_at=record.mtime_ns / 1e9,
+        kind=record.kind,
+        mode=record.mode & 0o7777,
+        link_target=record.target or None,
+    )

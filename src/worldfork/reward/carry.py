@@ -10,7 +10,6 @@ from worldfork.core.errors import OutOfSpace, PathError, SandboxDied, SandboxErr
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.task import Task
 from worldfork.reward.places import inside_task
-from worldfork.sandbox import files
 
 ABSENT_ERRNOS = frozenset({
     errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EISDIR, errno.EINVAL, errno.ENXIO,
@@ -95,7 +94,7 @@ async def _is_plain_file(sandbox: AsyncSandbox, path: str, kinds: dict[str, str]
 
 async def _kind(sandbox: AsyncSandbox, path: str) -> str:
     try:
-        return (await files.stat(await sandbox._live.connection(), path, follow=False)).kind
+        return (await sandbox.stat_file(path, follow_links=False)).kind
     except PathError as error:
         if error.errno not in ABSENT_ERRNOS:
             raise

@@ -7,11 +7,12 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from worldfork.core.errors import NotFound
+from worldfork.core.errors import ConfigError, FormatUnsupported, NotFound
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.door import through
 from worldfork.lineage.place import Place, place
 from worldfork.lineage.snapshots import SnapshotInfo, snapshot_info, wait_durable
+from worldfork.lineage.starting import check_base
 from worldfork.lineage.synchronous import Sandbox
 
 
@@ -30,7 +31,7 @@ async def async_world(key: str, build: Callable[[AsyncSandbox], Awaitable[None] 
         Whatever `build` raises; nothing is stored then.
     """
     here = await asyncio.get_running_loop().run_in_executor(None, place)
-    name = f"world:{key}"
+    name = f"world:{here.driver.form}:{key}"
     found = await here.work(lambda: _known(here, name))
     if found is not None:
         return found
@@ -58,10 +59,13 @@ def world(key: str, build: Callable[[Sandbox], None], **create: Any) -> Snapshot
 
 
 def _known(here: Place, name: str) -> SnapshotInfo | None:
+    """Return the world of this name if it is there and still fits this machine; else it is to be built again."""
     snapshot_id = here.store.named(name)
     if snapshot_id is None:
         return None
     try:
-        return snapshot_info(here.store.snapshot(snapshot_id))
-    except NotFound:
+        record = here.store.snapshot(snapshot_id)
+        check_base(record, allow_changed=False)
+    except (NotFound, FormatUnsupported, ConfigError):
         return None
+    return snapshot_info(record)
