@@ -104,11 +104,19 @@ class Watch:
         seen = self._measured.get(live.sandbox_id)
         now_s = time.monotonic()
         if seen is None or now_s >= seen.due_s:
-            size_bytes = tree_bytes(f"{live.facts.run}/upper.{live.facts.generation}")
+            size_bytes = _uppers_bytes(live.facts.run)
             took_s = time.monotonic() - now_s
             seen = _Measured(size_bytes, time.monotonic() + took_s * _REST_FACTOR)
             self._measured[live.sandbox_id] = seen
         return seen.size_bytes
+
+
+def _uppers_bytes(run: str) -> int:
+    # Which of them is in use may have changed with a checkpoint of another process.
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(run) if name.startswith("upper.")]
+        return sum(tree_bytes(f"{run}/{name}") for name in names)
+    return 0
 
 
 def tree_bytes(top: str) -> int:
