@@ -299,7 +299,11 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 async def _until_readable(fd: int) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
-    copy = os.dup(fd)  # several callers may wait, and a loop takes one reader for a descriptor
+    try:
+        copy = os.dup(fd)  # several callers may wait, and a loop takes one reader for a descriptor
+    except OSError:  # too many are open, which the end of a sandbox is to relieve
+        await loop.run_in_executor(None, _is_readable, fd, _EXIT_S)
+        return
     loop.add_reader(copy, _settle, ready)
     try:
         await ready

@@ -32,6 +32,8 @@ _NEW_OVERLAY_KERNEL = (6, 8)
 _CAP_SYS_ADMIN = 21
 _START_S = 30.0
 _REROOT_S = 30.0
+_LAST_WORD_S = 2.0
+_LAUNCHED_FRAME = struct.Struct("<IHHII")
 
 
 class NamespaceDriver:
@@ -76,14 +78,14 @@ class NamespaceDriver:
                 pid = await _launched(sock, facts.sandbox_id)
                 await _greeted(sock, facts.sandbox_id)
                 _reap_later(launcher)
+                launcher = 0
                 leash = os.dup(sock.fileno())
                 connection = await Connection.open(sock, sandbox_id=facts.sandbox_id)
         except BaseException as error:
-            sock.close()
             if leash >= 0:
                 os.close(leash)
-            _kill(pid or launcher)
-            _reap(launcher)
+            loop = asyncio.get_running_loop()
+            await asyncio.shield(loop.run_in_executor(None, _put_down, sock, launcher, pid))
             if isinstance(error, TimeoutError):
                 raise LaunchFailed(f"the sandbox did not answer within {_START_S:.0f} s") from None
             raise
@@ -238,6 +240,27 @@ def _settle(ready: asyncio.Future[None]) -> None:
 def _wait_and_close(pid: int, sock: socket.socket) -> None:
     _reap(pid)
     sock.close()
+
+
+def _put_down(sock: socket.socket, launcher: int, pid: int) -> None:
+    """End a start that nobody wants any more, and reap what it made. Blocking.
+
+    A launcher that has not yet said which of our children PID 1 is gets the time to do so: killed in between, it
+    would leave a child that nobody knows.
+    """
+    if not pid:
+        sock.settimeout(_LAST_WORD_S)
+        try:
+            frame = sock.recv(_LAUNCHED_FRAME.size, socket.MSG_WAITALL)
+            if len(frame) == _LAUNCHED_FRAME.size:
+                _, kind, _, _, told = _LAUNCHED_FRAME.unpack(frame)
+                pid = told if kind == _LAUNCHED else 0
+        except OSError:
+            pass  # it died, or hangs
+    sock.close()
+    for child in filter(None, (pid, launcher)):
+        _kill(child)
+        _reap(child)
 
 
 def _kill(pid: int) -> None:
