@@ -55,19 +55,29 @@ async def checkpoint(live: Live, *, stop: bool = False, label: str | None = None
     """
     began = time.monotonic()
     try:
-        if stop:
-            return await _stop_and_take(live, label, began)
-        connection = await live.connection()
+        with typed(f"{live.sandbox_id} cannot be captured"):
+            return await (_stop_and_take(live, label, began) if stop else _take_live(live, label, began))
+    except BaseException:
+        # Half a copy may be in the trash, on a disk that is full.
+        live.place.tidy_soon()
+        raise
+
+
+async def _take_live(live: Live, label: str | None, began: float) -> tuple[SnapshotRecord, Timing]:
+    connection = await live.connection()
+    # Before anything is captured: without a descriptor left, the sandbox stays as it is.
+    sync_fd = live.sync_descriptor()
+    try:
         async with _held(connection) as idle, turn(live) as turn_fd:
             fault("checkpoint:held")
             paused = time.monotonic()
             record, copied = await _whole(live, _take(live, connection, idle, turn_fd, label))
             timing = Timing(time.monotonic() - paused, time.monotonic() - began, copied)
     except BaseException:
-        # Half a copy may be in the trash, on a disk that is full.
-        live.place.tidy_soon()
+        if sync_fd is not None:
+            os.close(sync_fd)
         raise
-    live.place.make_durable(record.snapshot_id, live.sync_descriptor())
+    live.place.make_durable(record.snapshot_id, sync_fd)
     return record, timing
 
 

@@ -257,6 +257,8 @@ class Connection(Transport):
         try:
             await self._call(wire.NSFDS, late=self._drop_descriptors)
             if len(self.descriptors) < NAMESPACES:
+                # Those that came are not to be taken for the next answer's.
+                self._drop_descriptors()
                 raise SandboxError(
                     "the sandbox's namespaces did not arrive whole",
                     remedy="raise the limit of open files (ulimit -n)",

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from worldfork.core.errors import DriverUnavailable, LaunchFailed
+from worldfork.sandbox.remedies import explain
 
 PLAN_FD = 3
 _HIGH_FD = 64
@@ -105,7 +106,7 @@ def spawn(face: str, plan: bytes, fds: Mapping[int, int]) -> tuple[int, socket.s
         )
     except OSError as error:
         ours.close()
-        raise LaunchFailed(f"starting wf-init failed: {error.strerror}", errno=error.errno) from error
+        raise explain("starting wf-init", error.errno or 0, "") from error
     finally:
         theirs.close()
         for fd in high:

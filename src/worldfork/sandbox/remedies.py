@@ -49,6 +49,18 @@ def explain(step: str, number: int, sandbox_id: str) -> SandboxError:
     """Turn a failed step of launch or reroot into the error to raise."""
     text = f"{step}: {os.strerror(number)}" if number else step
     fields: dict[str, object] = {"sandbox_id": sandbox_id, "errno": number, "step": step}
+    if number == errno.ENOSPC and step.startswith("userns"):
+        return DriverUnavailable(
+            f"this host allows no more user namespaces: {text}",
+            remedy="sudo sysctl -w user.max_user_namespaces=15000",
+            **fields,
+        )
+    if number == errno.ENOSPC and step.startswith("namespaces"):
+        return LaunchFailed(
+            f"this host allows no more namespaces: {text}",
+            remedy="start fewer sandboxes at a time, or raise the limits in /proc/sys/user/max_*_namespaces",
+            **fields,
+        )
     if number in (errno.ENOSPC, errno.EDQUOT):
         return OutOfSpace(
             f"starting a sandbox ran out of disk space: {text}",

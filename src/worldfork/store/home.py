@@ -12,7 +12,7 @@ import sqlite3
 import stat
 import struct
 import warnings
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,19 +141,22 @@ def _choose_scratch(root: Path, chosen: Path | None) -> Path:
 def _memory_scratch(root: Path, reason: str) -> Path:
     """Return this home's own directory in memory; a stranger's directory of that name is refused."""
     mine = _SHARED_MEMORY / f"worldfork-{os.geteuid()}"
+    # Two homes must not share one database.
+    scratch = mine / hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
     try:
         mine.mkdir(mode=0o700, exist_ok=True)
         status = os.lstat(mine)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             raise StoreError(f"{mine} belongs to somebody else, and {root} is unfit: {reason}", remedy=_REMEDY)
         mine.chmod(0o700)
-        # Two homes must not share one database.
-        scratch = mine / hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
         scratch.mkdir(mode=0o700, exist_ok=True)
         again = why_unfit(scratch)
     except OSError as error:
         again = str(error)
     if again:
+        with suppress(OSError):  # somebody uses it, or there is none
+            scratch.rmdir()
+            mine.rmdir()
         raise StoreError(
             f"{root} cannot hold the files of sandboxes ({reason}), nor can {mine} ({again})", remedy=_REMEDY
         )
