@@ -47,7 +47,7 @@ def copy_upper(
     upper: Path,
     target: Path,
     last: Copied,
-    writable: Collection[tuple[int, int]],
+    writable: Collection[tuple[int, int]] | None,
     form: str,
     below: Sequence[Path] = (),
 ) -> Capture:
@@ -58,13 +58,13 @@ def copy_upper(
         target: does not exist yet; made only if something changed.
         last: the last copy of this upper.
         writable: (device, inode), as seen inside, of files that the frozen processes can still write. The device of
-            an overlay's file is the overlay's, so that the inode alone tells.
+            an overlay's file is the overlay's, so that the inode alone tells. None if nobody knows.
         form: "trusted" or "user": whose marks the overlay reads.
         below: where the layers of `last` lie.
     Raises:
         NotCapturable: an entry is of a kind that cannot be copied.
     """
-    inodes = {inode for _, inode in writable}
+    inodes = None if writable is None else {inode for _, inode in writable}
     try:
         with closed_again(str(upper)) as modes:
             now = scan(str(upper), form, inodes, modes)

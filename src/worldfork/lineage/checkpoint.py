@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from worldfork.core.clock import SystemClock
-from worldfork.core.errors import NotCapturable, NotFound, PathError, SandboxError, WorldforkError
+from worldfork.core.errors import NotCapturable, NotFound, PathError, SandboxDied, SandboxError, WorldforkError
 from worldfork.core.ids import new_id
 from worldfork.lineage.capture import Capture, Copied, copy_upper, is_untouched
 from worldfork.lineage.live import Live
@@ -170,7 +170,7 @@ async def _copy_upper(live: Live, connection: Connection, label: str | None) -> 
         await connection.freeze()
         try:
             fault("checkpoint:frozen")
-            writable = set(await connection.mapped())
+            writable = await _still_writable(connection)
             below = [place.store.layer_path(layer) for layer in last.layers]
 
             def copy() -> Capture:
@@ -191,6 +191,17 @@ async def _copy_upper(live: Live, connection: Connection, label: str | None) -> 
         with contextlib.suppress(Exception):
             await asyncio.shield(place.work(lambda: place.store.abandon_layer(draft.layer_id)))
         raise
+
+
+async def _still_writable(connection: Connection) -> set[tuple[int, int]] | None:
+    """Return the files that frozen processes can still write; None where init may not look into one of them."""
+    try:
+        return set(await connection.mapped())
+    except SandboxDied:
+        raise
+    except SandboxError:
+        # A daemon that changed its user, for example. Then any file may be one: the next copy takes all again.
+        return None
 
 
 def _publish_copy(

@@ -88,13 +88,14 @@ def data_xattrs(path: str | int, form: str) -> dict[str, bytes]:
     }
 
 
-def scan(upper: str, form: str, writable: Collection[int], modes: dict[str, int] | None) -> dict[str, Entry]:
+def scan(upper: str, form: str, writable: Collection[int] | None, modes: dict[str, int] | None) -> dict[str, Entry]:
     """Look at every path of an upper, parents first, the root as an empty path.
 
     Args:
         upper: the directory.
         form: whose marks to read.
-        writable: numbers of the inodes, as seen inside, that processes can still write.
+        writable: numbers of the inodes, as seen inside, that processes can still write; None if nobody knows, so that
+            every file counts as one.
         modes: None if this process may read everything. Else what is closed to it gets opened, and its true mode is
             kept here, also when this fails half-way: see `closed_again`.
     """
@@ -120,7 +121,7 @@ def _note(
     full: str,
     info: os.stat_result,
     form: str,
-    writable: Collection[int],
+    writable: Collection[int] | None,
     modes: dict[str, int] | None,
     now_ns: int,
 ) -> None:
@@ -137,8 +138,8 @@ def _note(
         opaque = mark("opaque", form) in names
         if mark("redirect", form) in names:
             redirect = os.fsdecode(os.getxattr(full, mark("redirect", form)))
-    elif kind == stat.S_IFREG and writable and not suspect:
-        suspect = info.st_ino in writable or _came_from(full, form, writable)
+    elif kind == stat.S_IFREG and not suspect:
+        suspect = writable is None or (bool(writable) and (info.st_ino in writable or _came_from(full, form, writable)))
     found[path] = Entry(info.st_ino, info.st_ctime_ns, kind, redirect, opaque, origin, suspect)
 
 
