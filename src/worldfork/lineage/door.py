@@ -10,9 +10,13 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_UNDO_S = 30.0
+"""How long an interrupted call waits for what it began to be undone."""
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
@@ -20,15 +24,40 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 def through(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the door's loop and return its result; an interrupt cancels it and waits for its end."""
-    future = asyncio.run_coroutine_threadsafe(work, _open_loop())
+    loop = _open_loop()
+    outcome: Future[T] = Future()
+    tasks: list[asyncio.Task[T]] = []
+
+    def begin() -> None:
+        tasks.append(loop.create_task(work))
+        tasks[0].add_done_callback(lambda task: _pass_on(task, outcome))
+
+    def undo() -> None:
+        if tasks:
+            tasks[0].cancel()
+        else:
+            work.close()
+            outcome.set_exception(asyncio.CancelledError())
+
     try:
-        return future.result()
+        loop.call_soon_threadsafe(begin)
+        return outcome.result()
     except BaseException:
         # KeyboardInterrupt and its like: what was begun is undone before the caller goes on.
-        if not future.done():
-            future.cancel()
-            _settle(future)
+        if not outcome.done():
+            loop.call_soon_threadsafe(undo)
+            wait([outcome], timeout=_UNDO_S)
         raise
+
+
+def _pass_on(task: asyncio.Task[T], outcome: Future[T]) -> None:
+    # The outcome itself is never cancelled: it would be done before the task is.
+    if task.cancelled():
+        outcome.set_exception(asyncio.CancelledError())
+    elif (error := task.exception()) is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(task.result())
 
 
 def through_each(items: AsyncIterator[T]) -> Iterator[T]:
@@ -47,13 +76,6 @@ def through_each(items: AsyncIterator[T]) -> Iterator[T]:
 
 async def _next(items: AsyncIterator[T]) -> T:
     return await anext(items)
-
-
-def _settle(future: Any) -> None:
-    try:
-        future.exception(timeout=30)
-    except BaseException:
-        return
 
 
 def _open_loop() -> asyncio.AbstractEventLoop:

@@ -61,6 +61,12 @@ def explain(step: str, number: int, sandbox_id: str) -> SandboxError:
             remedy="start fewer sandboxes at a time, or raise the limits in /proc/sys/user/max_*_namespaces",
             **fields,
         )
+    if number == errno.E2BIG and "layers" in step:
+        return LaunchFailed(
+            f"a chain of so many checkpoints cannot be mounted: {text}",
+            remedy="go on from an earlier snapshot, or build the world anew from what this one holds",
+            **fields,
+        )
     if number in (errno.ENOSPC, errno.EDQUOT):
         return OutOfSpace(
             f"starting a sandbox ran out of disk space: {text}",
