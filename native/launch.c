@@ -145,10 +145,10 @@ static void map_single_id(uid_t uid, gid_t gid)
 	write_file(AT_FDCWD, "/proc/self/gid_map", text);
 }
 
-static void unshare_all(const struct plan *plan)
+/* All but the cgroup namespace, whose root is the group that one is in. */
+static void unshare_early(const struct plan *plan)
 {
-	int flags = CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS |
-		    CLONE_NEWCGROUP | CLONE_NEWPID;
+	int flags = CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWPID;
 	uid_t uid = geteuid();
 	gid_t gid = getegid();
 
@@ -277,7 +277,7 @@ static void start_init(const struct plan *plan, struct wf_init_config *c)
 
 int launch_main(void)
 {
-	struct plan plan;
+	struct plan beginning, plan;
 	struct furniture furniture;
 	struct wf_init_config c = {
 		.owner_fd = PLAN_FD, .owner_pidfd = OWNER_PIDFD,
@@ -287,11 +287,17 @@ int launch_main(void)
 	const char *run, *lock;
 	int root_fd;
 
+	/* Form and network come first: the namespaces are made while the
+	 * owner still takes leases and makes directories. */
+	plan_read(&beginning);
+	c.peer_uid = geteuid();
+	unshare_early(&beginning);
+	if (!plan_is(&beginning, "net", "host"))
+		raise_loopback();
 	plan_read(&plan);
 	run = plan_get(&plan, "run", "");
 	lock = plan_get(&plan, "lock", "");
 	c.sandbox_id = plan_get(&plan, "id", "");
-	c.peer_uid = geteuid();
 	if (plan_is(&plan, "form", "user"))
 		c.peer_uid = 0; /* the kernel tells peers as seen from inside */
 	c.detached = plan_is(&plan, "detached", "1");
@@ -301,9 +307,8 @@ int launch_main(void)
 		die("opening the lock %s", lock);
 	c.listen_fd = listen_in(run);
 	make_cgroups(&plan, &c);
-	unshare_all(&plan);
-	if (!plan_is(&plan, "net", "host"))
-		raise_loopback();
+	if (unshare(CLONE_NEWCGROUP) < 0)
+		die("namespaces of its own");
 	furniture_open(&plan, &furniture);
 	root_fd = overlay_mount(&plan);
 	enter_root(&plan, root_fd);

@@ -13,6 +13,7 @@ from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place
 from worldfork.lineage.starting import StartOptions, make_facts, prepare, start_prepared, unprepare, with_network
 from worldfork.records.sandbox import SandboxFacts
+from worldfork.sandbox.driver import Begun
 from worldfork.sandbox.network import HostNetwork
 
 MAX_FORKS = 10_000
@@ -56,10 +57,17 @@ async def fork_snapshot(
     if width < 1:
         raise ConfigError(f"max_concurrency cannot be {width}", remedy="use 1 or more")
     chosen = choose_seeds(seeds, n)
-    many, network = await place.work(
-        lambda: _prepare(place, snapshot_id, options, chosen), undo=lambda made: unprepare(place, made[0])
-    )
-    return await _start_all(place, many, network, width, on_child)
+    # One alone is begun while it is prepared; of many, the start of one overlaps with those of others anyway.
+    begun = place.driver.begin(options.network) if n == 1 else None
+    try:
+        many, network = await place.work(
+            lambda: _prepare(place, snapshot_id, options, chosen), undo=lambda made: unprepare(place, made[0])
+        )
+    except BaseException:
+        if begun is not None:
+            await place.driver.abandon(begun)
+        raise
+    return await _start_all(place, many, network, width, on_child, begun)
 
 
 def _prepare(
@@ -83,17 +91,18 @@ async def _start_all(
     network: HostNetwork | None,
     width: int,
     on_child: Callable[[int, Live | Exception], Awaitable[None] | None] | None,
+    first: Begun | None,
 ) -> list[Live | Exception]:
     results: list[Live | Exception | None] = [None] * len(many)
     waiting = iter(range(len(many)))
-    begun: set[int] = set()
+    taken: set[int] = set()
 
     async def take_turns() -> None:
         for index in waiting:
-            begun.add(index)
+            taken.add(index)
             child: Live | Exception
             try:
-                child = await start_prepared(place, many[index], network)
+                child = await start_prepared(place, many[index], network, first)
             except Exception as error:  # one child's failure is its own result, whatever it was
                 child = error
             results[index] = child
@@ -107,16 +116,16 @@ async def _start_all(
             for _ in range(min(width, len(many))):
                 group.create_task(take_turns())
     except BaseException:
-        await asyncio.shield(_undo(place, many, results, begun))
+        await asyncio.shield(_undo(place, many, results, taken))
         raise
     return [child for child in results if child is not None]
 
 
 async def _undo(
-    place: Place, many: list[SandboxFacts], results: list[Live | Exception | None], begun: set[int]
+    place: Place, many: list[SandboxFacts], results: list[Live | Exception | None], taken: set[int]
 ) -> None:
     await asyncio.gather(*(child.end() for child in results if isinstance(child, Live)), return_exceptions=True)
     for index, facts in enumerate(many):
-        if index not in begun:
+        if index not in taken:
             await place.work(lambda facts=facts: place.dispose(facts))  # type: ignore[misc]  # binds the loop's value
     place.tidy_soon()

@@ -20,7 +20,7 @@ from worldfork.lineage.upper import data_xattrs, make_directory
 from worldfork.records.sandbox import Base, Limits, SandboxFacts
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.bases import host_base
-from worldfork.sandbox.driver import Ground, StartPlan
+from worldfork.sandbox.driver import Begun, Ground, StartPlan
 from worldfork.sandbox.network import HOST_SETTINGS, HostNetwork, host_network
 from worldfork.sandbox.remedies import explain
 from worldfork.store.failures import typed
@@ -192,10 +192,12 @@ def _make_directories(place: Place, facts: SandboxFacts) -> None:
     make_upper(ground_of(place, facts), facts.form)
 
 
-async def start_prepared(place: Place, facts: SandboxFacts, network: HostNetwork | None) -> Live:
+async def start_prepared(
+    place: Place, facts: SandboxFacts, network: HostNetwork | None, begun: Begun | None = None
+) -> Live:
     """Start a sandbox whose leases and directories exist; on failure they are gone again."""
     try:
-        started = await place.driver.start(_plan(place, facts, network))
+        started = await place.driver.start(_plan(place, facts, network), begun)
         try:
             fault("start:answered")
             return Live(place, facts, started)
@@ -226,8 +228,13 @@ async def start(place: Place, record: SnapshotRecord, options: StartOptions, *, 
         prepare(place, [facts])
         return facts, network
 
-    ready = await place.work(get_ready, undo=lambda made: unprepare(place, [made[0]]))
-    return await start_prepared(place, *ready)
+    begun = place.driver.begin(options.network)
+    try:
+        ready = await place.work(get_ready, undo=lambda made: unprepare(place, [made[0]]))
+    except BaseException:
+        await place.driver.abandon(begun)
+        raise
+    return await start_prepared(place, *ready, begun)
 
 
 def with_network(facts: SandboxFacts, options: StartOptions) -> tuple[SandboxFacts, HostNetwork | None]:

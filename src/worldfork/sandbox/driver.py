@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -63,6 +64,15 @@ class Started:
     cgroups: tuple[str, ...] = field(default=())
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A start under way whose plan is still to come."""
+
+    pid: int
+    """Of the launcher, a child of this process."""
+    sock: socket.socket
+
+
 class Driver(Protocol):
     """One way to isolate."""
 
@@ -76,8 +86,20 @@ class Driver(Protocol):
         """Return the cgroup directories that `start` will make, so that they are known before they exist."""
         ...
 
-    async def start(self, plan: StartPlan) -> Started:
-        """Start a sandbox; on failure or cancellation nothing of it is left running.
+    def begin(self, network: str) -> Begun:
+        """Begin a start before its plan is known, so that the two overlap. Then call `start` or `abandon`.
+
+        Raises:
+            LaunchFailed: the host is at a limit.
+        """
+        ...
+
+    async def abandon(self, begun: Begun) -> None:
+        """Take back a start that was begun; nothing of it is left."""
+        ...
+
+    async def start(self, plan: StartPlan, begun: Begun | None = None) -> Started:
+        """Start a sandbox; on failure or cancellation nothing of it is left running, what was begun included.
 
         Raises:
             DriverUnavailable, LaunchFailed, OutOfSpace: with the remedy.

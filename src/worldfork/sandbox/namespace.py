@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import os
@@ -19,7 +20,7 @@ from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox import wire
 from worldfork.sandbox.cgroups import CgroupLayout, detect_layout
 from worldfork.sandbox.connection import Connection
-from worldfork.sandbox.driver import Capabilities, Ground, Started, StartPlan
+from worldfork.sandbox.driver import Begun, Capabilities, Ground, Started, StartPlan
 from worldfork.sandbox.program import encode_plan, spawn
 from worldfork.sandbox.remedies import explain
 
@@ -62,19 +63,31 @@ class NamespaceDriver:
         """Return the cgroup directories that `start` will make."""
         return self.layout.directories(sandbox_id)
 
-    async def start(self, plan: StartPlan) -> Started:
-        """Start a sandbox; on failure or cancellation nothing of it is left running."""
-        facts = plan.facts
+    def begin(self, network: str) -> Begun:
+        """Start the launcher, which makes the namespaces while its plan is being made."""
         owner = os.pidfd_open(os.getpid())
         try:
-            launcher, sock = spawn("launch", encode_plan(self._launch_items(plan)), {_OWNER_FD: owner})
+            pid, sock = spawn("launch", encode_plan((("form", self.form), ("net", network))), {_OWNER_FD: owner})
         finally:
             os.close(owner)
         sock.setblocking(False)
+        return Begun(pid, sock)
+
+    async def abandon(self, begun: Begun) -> None:
+        """Take back a start that was begun."""
+        loop = asyncio.get_running_loop()
+        await asyncio.shield(loop.run_in_executor(None, _put_down, begun.sock, begun.pid, 0))
+
+    async def start(self, plan: StartPlan, begun: Begun | None = None) -> Started:
+        """Start a sandbox; on failure or cancellation nothing of it is left running."""
+        facts = plan.facts
+        begun = begun or self.begin(facts.network)
+        launcher, sock = begun.pid, begun.sock
         pid = 0
         leash = -1
         try:
             async with asyncio.timeout(_START_S):
+                _send_plan(sock, encode_plan(self._launch_items(plan)))
                 pid = await _launched(sock, facts.sandbox_id)
                 await _greeted(sock, facts.sandbox_id)
                 _reap_later(launcher)
@@ -171,6 +184,17 @@ async def _reroot(
         _reap(pid)
         raise
     return kind, payload, asyncio.get_running_loop().run_in_executor(None, _wait_and_close, pid, sock)
+
+
+def _send_plan(sock: socket.socket, plan: bytes) -> None:
+    """Send a plan, which a socket's buffer takes whole; a launcher that has failed already says why itself."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        sent = sock.send(plan)
+        if sent < len(plan):
+            raise LaunchFailed(
+                f"the plan of the sandbox did not fit into a socket's buffer: {sent} of {len(plan)} bytes",
+                remedy="use a shorter WORLDFORK_HOME, or raise net.core.wmem_default",
+            )
 
 
 async def _launched(sock: socket.socket, sandbox_id: str) -> int:
