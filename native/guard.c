@@ -27,6 +27,7 @@
 #define FILTER_MAX 256
 #define TIOCSTI_CMD 0x5412u   /* types into somebody else's terminal */
 #define TIOCLINUX_CMD 0x541Cu /* pastes into a console */
+#define FAMILY_VSOCK 40u      /* reaches the hypervisor, past the network */
 #define OPEN_TREE_ATTR 467u   /* newer than the headers of some systems */
 #define MEMPOLICY_HOME 450u
 #define NEWEST_CALL 469u      /* of Linux 6.18; what comes later is unknown */
@@ -193,8 +194,7 @@ static void check_arguments(struct filter *f)
 	/* personality(2): the plain ones and the query; others weaken ASLR. */
 	static const unsigned int personalities[] = { 0, 8, 0x20000, 0x20008,
 						      0xffffffff };
-	/* The rest loads kernel modules that few have looked at, and vsock
-	 * reaches the hypervisor past the network. */
+	/* The rest would load kernel modules that few have looked at. */
 	static const unsigned int families[] = { AF_UNIX, AF_INET, AF_INET6,
 						 AF_NETLINK, AF_PACKET };
 
@@ -211,9 +211,8 @@ static void check_arguments(struct filter *f)
 	label(f, SOCKET);
 	load_argument(f, 0);
 	for (size_t i = 0; i < sizeof(families) / sizeof(*families); i++)
-		jump(f, BPF_JEQ, families[i], ALLOW,
-		     i + 1 == sizeof(families) / sizeof(*families) ? NO_FAMILY :
-								     NEXT);
+		jump(f, BPF_JEQ, families[i], ALLOW, NEXT);
+	jump(f, BPF_JEQ, FAMILY_VSOCK, REFUSE, NO_FAMILY);
 	label(f, PERSONALITY);
 	load_argument(f, 0);
 	for (size_t i = 0; i < sizeof(personalities) / sizeof(*personalities);
