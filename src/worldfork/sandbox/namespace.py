@@ -65,7 +65,10 @@ class NamespaceDriver:
 
     def begin(self, network: str) -> Begun:
         """Start the launcher, which makes the namespaces while its plan is being made."""
-        owner = os.pidfd_open(os.getpid())
+        try:
+            owner = os.pidfd_open(os.getpid())
+        except OSError as error:
+            raise explain("starting wf-init", error.errno or 0, "") from error
         try:
             pid, sock = spawn("launch", encode_plan((("form", self.form), ("net", network))), {_OWNER_FD: owner})
         finally:

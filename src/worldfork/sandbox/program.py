@@ -88,7 +88,10 @@ def spawn(face: str, plan: bytes, fds: Mapping[int, int]) -> tuple[int, socket.s
     Raises:
         LaunchFailed: the kernel refused.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise explain("starting wf-init", error.errno or 0, "") from error
     high: list[int] = []
     try:
         ours.sendall(plan)
