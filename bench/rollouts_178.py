@@ -37,6 +37,8 @@ def _round(tasks: list[Any], policy: str) -> tuple[list[Any], float]:
     def count(episode: Any) -> None:
         nonlocal done
         done += 1
+        if _is_odd(episode, policy):
+            say(f"  {policy}: {episode.task_id}: {_words(episode)}")
         if done % 25 == 0:
             say(f"  {policy}: {done} of {len(tasks)}")
 
@@ -45,19 +47,23 @@ def _round(tasks: list[Any], policy: str) -> tuple[list[Any], float]:
     return episodes, time.perf_counter() - start
 
 
-def _account(episodes: list[Any]) -> dict[str, Any]:
+def _is_odd(episode: Any, policy: str) -> bool:
+    return episode.reward is None or (episode.reward == 1.0) != (policy == "reference")
+
+
+def _words(episode: Any) -> str:
+    return episode.failure.message if episode.failure else f"{episode.reward} ({episode.grade_end})"
+
+
+def _account(episodes: list[Any], policy: str) -> dict[str, Any]:
     rewards = [episode.reward for episode in episodes]
-    odd = {
-        episode.task_id: episode.failure.message if episode.failure else f"{episode.reward} ({episode.grade_end})"
-        for episode in episodes
-    }
     stages = ("fork_s", "policy_s", "carry_s", "calibrate_s", "grade_s", "grade_cpu_s", "total_s")
     return {
         "stages": {name: round(sum(getattr(e.timings, name) or 0.0 for e in episodes), 1) for name in stages},
         "full_n": sum(reward == 1.0 for reward in rewards),
         "below_full_n": sum(reward is not None and reward < 1.0 for reward in rewards),
         "failed_n": sum(reward is None for reward in rewards),
-        "odd": odd,
+        "odd": {episode.task_id: _words(episode) for episode in episodes if _is_odd(episode, policy)},
     }
 
 
@@ -71,10 +77,8 @@ def run(options: Options) -> dict[str, Any]:
         passed = []
         for number in range(1, ROUNDS + 1):
             episodes, taken = _round(tasks, policy)
-            account = _account(episodes)
+            account = _account(episodes, policy)
             full = policy == "reference"
-            wrong = {e.task_id for e in episodes if e.reward is None or (e.reward == 1.0) != full}
-            account["odd"] = {name: text for name, text in account["odd"].items() if name in wrong}
             values[f"{policy}_{number}"] = {**account, "wall_s": round(taken, 1)}
             met = account["full_n" if full else "below_full_n"]
             said = f"{met} of {len(tasks)}"
