@@ -57,6 +57,22 @@ def program(prefix: Sequence[str] = ()) -> Iterator[Program]:
         running.end()
 
 
+class Holder:
+    """A `tree_program` that runs here and holds files open when told by operations that name it."""
+
+    def __init__(self, name: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, *PYTHON, "-c", SOURCE, "hold", name], stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def end(self) -> None:
+        """Kill it."""
+        self._process.kill()
+        self._process.communicate()
+
+
 class Model:
     """A tree in a plain directory, in which hard links split as they do over layers."""
 
@@ -92,15 +108,15 @@ def without(manifest: Manifest, *facts: str) -> Manifest:
     }
 
 
-def on_layers(manifest: Manifest, form: str) -> Manifest:
-    """A manifest less what an overlay cannot tell: in user form only files and directories may have attributes, and
-    without its own attribute there the number of a link, FIFO or socket changes under those who know it already."""
-    if form == "trusted":
-        return manifest
-    shown = {}
-    for path, facts in manifest.items():
-        shown[path] = facts if facts["kind"] in ("f", "d") else {**facts, "same_as": None}
-    return shown
+def live(manifest: Manifest, form: str) -> Manifest:
+    """A manifest less what a live overlay may tell wrongly: in a user namespace it does not know where a file was
+    copied up from, so that a file's number changes when it is copied up, but not under those who know it already."""
+    return manifest if form == "trusted" else without(manifest, "same_as")
+
+
+def with_links_of(manifest: Manifest, other: Manifest) -> Manifest:
+    """A manifest that takes the word of another one for which names are one file."""
+    return {path: {**facts, "same_as": other[path]["same_as"]} for path, facts in manifest.items()}
 
 
 def differences(expected: Manifest, actual: Manifest) -> list[str]:

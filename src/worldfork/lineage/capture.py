@@ -6,9 +6,9 @@ descriptor when it was copied, since a page that is dirty already takes writes w
 anything changed so shortly before the freeze that a later change may fall into the same tick of the kernel's clock.
 
 The new layer lies over the last copy's. A directory merges there with its own last copy if it is the same one still,
-by its inode, its marks and the directories around it; else it hides what was in its place. Only where a directory
-shows what lies in the layers below the copies, and is not where the last copy has it, would that be wrong: then
-everything is copied.
+by its inode, its marks and the directories around it; else it hides what was in its place. Only for a directory of
+the layers below that was renamed, and is not where the last copy has it, would that be wrong: then everything is
+copied.
 """
 
 from __future__ import annotations
@@ -164,14 +164,8 @@ class _Difference:
     def _shows_other_places(self) -> bool:
         """Whether a directory that shows what lies in the layers below all copies is not where it was."""
         redirects = {path for path, entry in self.now.items() if entry.redirect}
-        if "" not in self.same:
-            return True
-        if redirects != {path for path, entry in self.before.items() if entry.redirect} or redirects - self.same:
-            return True
-        return any(
-            entry.origin and not entry.opaque and path in self.before and path not in self.same
-            for path, entry in self.now.items()
-        )
+        before = {path for path, entry in self.before.items() if entry.redirect}
+        return "" not in self.same or redirects != before or not redirects <= self.same
 
     def _gone(self) -> list[str]:
         """Return paths of the last copy that are no more; not below a directory that is gone or replaced itself."""

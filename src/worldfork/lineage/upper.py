@@ -33,8 +33,6 @@ class Entry(NamedTuple):
     """Where a renamed directory came from, else empty."""
     opaque: bool
     """Whether a directory hides what lies below it."""
-    origin: bool
-    """Whether a directory was there before: it shows what lies below it, unless it is opaque."""
     suspect: bool
     """Whether its change time may not tell the next change."""
 
@@ -131,28 +129,30 @@ def _note(
     # A clock that counts whole seconds (ext4 with small inodes) shows none of a later change in the same second.
     tick_ns = _TICK_NS if info.st_ctime_ns % _SECOND_NS else _SECOND_NS + _TICK_NS
     suspect = info.st_ctime_ns >= now_ns - tick_ns
-    redirect, opaque, origin = "", False, False
+    redirect, opaque = "", False
     if kind == stat.S_IFDIR:
         names = os.listxattr(full, follow_symlinks=False)
-        origin = mark("origin", form) in names
         opaque = mark("opaque", form) in names
         if mark("redirect", form) in names:
             redirect = os.fsdecode(os.getxattr(full, mark("redirect", form)))
     elif kind == stat.S_IFREG and not suspect:
-        suspect = writable is None or (bool(writable) and (info.st_ino in writable or _came_from(full, form, writable)))
-    found[path] = Entry(info.st_ino, info.st_ctime_ns, kind, redirect, opaque, origin, suspect)
+        suspect = writable is None or (
+            bool(writable) and (info.st_ino in writable or _may_come_from(full, form, writable))
+        )
+    found[path] = Entry(info.st_ino, info.st_ctime_ns, kind, redirect, opaque, suspect)
 
 
-def _came_from(full: str, form: str, writable: Collection[int]) -> bool:
+def _may_come_from(full: str, form: str, writable: Collection[int]) -> bool:
     """Whether a file may have been copied up from one of these inodes, whose number it still shows inside.
 
-    The overlay keeps a file handle of the origin, and a file handle holds the inode's number among its words.
+    The overlay keeps a file handle of the origin, and a file handle holds the inode's number among its words. Mounted
+    by an ordinary user it knows no handles, and keeps an empty one.
     """
     try:
         handle = os.getxattr(full, mark("origin", form), follow_symlinks=False)
     except OSError:
         return False
-    return any(struct.pack("=I", inode & 0xFFFFFFFF) in handle for inode in writable)
+    return not handle or any(struct.pack("=I", inode & 0xFFFFFFFF) in handle for inode in writable)
 
 
 def _open(path: str, full: str, info: os.stat_result, modes: dict[str, int]) -> None:
