@@ -214,10 +214,18 @@ def _cgroups(home: Path) -> dict[str, str]:
             inside = _members(directory)
             if Path(directory).name == "worldfork" or any(name in directory for name in theirs):
                 continue
-            if inside and not inside & ours and not ALONE:
+            if not ALONE and (_is_foreign(directory) or (inside and not inside & ours)):
                 continue
             found[directory] = f"{directory} ({len(inside)} processes)"
     return found
+
+
+def _is_foreign(directory: str) -> bool:
+    """Whether a group belongs to another user, or is gone by now."""
+    try:
+        return os.stat(directory).st_uid != os.geteuid()
+    except OSError:
+        return True
 
 
 def _sandboxes_elsewhere(home: Path) -> set[str]:
