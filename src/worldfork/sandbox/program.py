@@ -115,3 +115,12 @@ def spawn(face: str, plan: bytes, fds: Mapping[int, int]) -> tuple[int, socket.s
         for fd in high:
             os.close(fd)
     return pid, ours
+
+
+def _forked() -> None:
+    """In a forked child nobody would open a lock that another thread held at that moment."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
