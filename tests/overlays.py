@@ -85,7 +85,7 @@ class Stack:
         """What is in the live overlay."""
         return self.do()
 
-    def copy(self, writable: Sequence[tuple[int, int]] = ()) -> Capture:
+    def copy(self, writable: Sequence[tuple[int, int]] | None = ()) -> Capture:
         """Copy the upper as a checkpoint does."""
         self._made += 1
         target = self.directory / f"copy.{self._made}"

@@ -164,6 +164,14 @@ def test_without_known_origins_every_file_that_was_copied_up_is_compared(stack: 
     assert {path for path, entry in stack.last.entries.items() if entry.suspect} == {"base/sub/deep"}
 
 
+def test_every_file_is_compared_when_nobody_knows_what_is_open(stack: Stack) -> None:
+    stack.do(("write", "a", 1, 9, "create"), ("mkdir", "d", 0o755), ("write", "d/b", 1, 9, "create"))
+    settle()
+    stack.copy(None)
+    assert {path for path, entry in stack.last.entries.items() if entry.suspect} == {"a", "d/b"}
+    assert not stack.copy(None).changed
+
+
 def test_others_are_not_suspect(stack: Stack) -> None:
     stack.do(("write", "a", 1, 9, "create"), ("write", "b", 1, 9, "create"))
     settle()
