@@ -118,17 +118,16 @@ def init_pid(box: Sandbox) -> int:
 
 def pids_inside(box: Sandbox) -> dict[int, str]:
     """The host's numbers of a sandbox's processes, PID 1 among them, and their command lines; the dead have none."""
-    wanted = os.readlink(f"/proc/{init_pid(box)}/ns/pid")
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                line = Path(f"/proc/{name}/cmdline").read_text()
-                if line and os.readlink(f"/proc/{name}/ns/pid") == wanted:
-                    found[int(name)] = line
-            except OSError:
-                continue  # it ended meanwhile
-    return found
+    parents, lines = {}, {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+            lines[int(name)] = Path(f"/proc/{name}/cmdline").read_text()
+    inside, added = set[int](), {init_pid(box)}
+    while added:
+        inside |= added
+        added = {pid for pid, parent in parents.items() if parent in inside} - inside
+    return {pid: lines[pid] for pid in inside if lines.get(pid)}
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 from worldfork.core.errors import LaunchFailed, NotFound
 from worldfork.core.ids import new_id
@@ -13,6 +14,7 @@ from worldfork.records.sandbox import Base
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.bases import VENV, host_python, parse_base, write_ground
 from worldfork.sandbox.command import CommandSpec
+from worldfork.sandbox.remedies import explain
 from worldfork.store.faultpoints import fault
 
 _VENV_S = 300.0
@@ -48,10 +50,18 @@ async def _make(place: Place, base: Base, name: str) -> SnapshotRecord:
     return record
 
 
+def _write_ground(root: Path, base: Base) -> None:
+    """Write the lowest layer; what the kernel refuses, as in a directory closed to this user, is a typed error."""
+    try:
+        write_ground(root, base)
+    except OSError as error:
+        raise explain(f"laying out the base at {error.filename}", error.errno or 0, "") from error
+
+
 def _write(place: Place, base: Base) -> SnapshotRecord:
     draft = place.store.begin_layer(form=place.driver.form)
     try:
-        write_ground(draft.path, base)
+        _write_ground(draft.path, base)
         fault("base:written")
         record = SnapshotRecord(
             snapshot_id=new_id("sn"),
