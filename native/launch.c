@@ -14,6 +14,7 @@
 #include <grp.h>
 #include <linux/sched.h>
 #include <net/if.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -178,6 +179,22 @@ static void raise_loopback(void)
 	close(fd);
 }
 
+/* The plan may come much later; an owner that ends meanwhile may have left a
+ * copy of the socket in a child of its own, so its end is watched itself. */
+static void await_plan(void)
+{
+	struct pollfd watched[2] = {
+		{ .fd = PLAN_FD, .events = POLLIN },
+		{ .fd = OWNER_PIDFD, .events = POLLIN },
+	};
+
+	while (poll(watched, 2, -1) < 0)
+		if (errno != EINTR)
+			die("waiting for the plan");
+	if (watched[1].revents)
+		_exit(1);
+}
+
 static void enter_root(const struct plan *plan, int root_fd)
 {
 	const char *point = plan_get(plan, "root", "");
@@ -294,6 +311,7 @@ int launch_main(void)
 	unshare_early(&beginning);
 	if (!plan_is(&beginning, "net", "host"))
 		raise_loopback();
+	await_plan();
 	plan_read(&plan);
 	run = plan_get(&plan, "run", "");
 	lock = plan_get(&plan, "lock", "");

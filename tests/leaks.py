@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from worldfork.lineage.place import drop_spares
+
 ALONE = os.environ.get("CI") == "true"
 """Nobody else uses this machine."""
 
@@ -84,6 +86,7 @@ def wait_until_clean(before: Look, home: Path, deadline_s: float = DEADLINE_S) -
 
     A thing that others started after the first look is theirs: only what every look saw counts.
     """
+    drop_spares()
     end_s = time.monotonic() + deadline_s
     gc.collect()
     left = differences(before, look(home))

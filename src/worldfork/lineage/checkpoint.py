@@ -124,7 +124,7 @@ async def _take(
     ground = ground_of(place, facts)
     if is_untouched(ground.upper, ground.layers[0], facts.form):
         record = _record(facts, facts.layers, label)
-        await place.work(lambda: place.store.publish(record, ()))
+        place.quick(lambda: place.store.publish(record, ()))
         return record, False
     if idle:
         with contextlib.suppress(NotCapturable):
@@ -143,7 +143,7 @@ async def _take_upper(live: Live, connection: Connection, turn_fd: int, label: s
         place.store.hold([holder_of(after)])
 
     try:
-        await place.work(publish)
+        place.quick(publish)
     except BaseException:
         await put_right(live, connection)
         raise

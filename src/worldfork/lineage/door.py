@@ -10,8 +10,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -24,40 +23,74 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 def through(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the door's loop and return its result; an interrupt cancels it and waits for its end."""
-    loop = _open_loop()
-    outcome: Future[T] = Future()
-    tasks: list[asyncio.Task[T]] = []
-
-    def begin() -> None:
-        tasks.append(loop.create_task(work))
-        tasks[0].add_done_callback(lambda task: _pass_on(task, outcome))
-
-    def undo() -> None:
-        if tasks:
-            tasks[0].cancel()
-        else:
-            work.close()
-            outcome.set_exception(asyncio.CancelledError())
-
+    call = _Call(work, _open_loop())
     try:
-        loop.call_soon_threadsafe(begin)
-        return outcome.result()
+        return call.outcome()
     except BaseException:
         # KeyboardInterrupt and its like: what was begun is undone before the caller goes on.
-        if not outcome.done():
-            loop.call_soon_threadsafe(undo)
-            wait([outcome], timeout=_UNDO_S)
+        call.undo()
         raise
 
 
-def _pass_on(task: asyncio.Task[T], outcome: Future[T]) -> None:
-    # The outcome itself is never cancelled: it would be done before the task is.
-    if task.cancelled():
-        outcome.set_exception(asyncio.CancelledError())
-    elif (error := task.exception()) is not None:
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(task.result())
+class _Call(Generic[T]):
+    """One coroutine on its way through the door.
+
+    Its outcome is handed over in its last step: a future's callbacks would take two more turns of the loop, and a
+    lock is the lightest thing that a thread can sleep on.
+    """
+
+    __slots__ = ("_done", "_ended", "_error", "_loop", "_result", "_task", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
+        self._work = work
+        self._loop = loop
+        self._task: asyncio.Task[None] | None = None
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._done = False
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    def outcome(self) -> T:
+        """Begin, wait for the end, and return the result or raise the error. Once."""
+        self._loop.call_soon_threadsafe(self._begin)
+        self._ended.acquire()
+        self._ended.release()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        return cast(T, self._result)
+
+    def undo(self) -> None:
+        """Cancel what still runs, and wait until it has ended."""
+        if not self._done:
+            self._loop.call_soon_threadsafe(self._cancel)
+            self._ended.acquire(timeout=_UNDO_S)
+
+    def _begin(self) -> None:
+        if not self._done:
+            self._task = self._loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            self._result = await self._work
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._end()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        elif not self._done:
+            # Interrupted before it began, and it never will.
+            self._work.close()
+            self._error = asyncio.CancelledError()
+            self._end()
+
+    def _end(self) -> None:
+        self._done = True
+        self._ended.release()
 
 
 def through_each(items: AsyncIterator[T]) -> Iterator[T]:

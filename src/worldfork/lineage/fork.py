@@ -57,15 +57,17 @@ async def fork_snapshot(
     if width < 1:
         raise ConfigError(f"max_concurrency cannot be {width}", remedy="use 1 or more")
     chosen = choose_seeds(seeds, n)
-    # One alone is begun while it is prepared; of many, the start of one overlaps with those of others anyway.
-    begun = place.driver.begin(options.network) if n == 1 else None
-    try:
+    if n > 1:
         many, network = await place.work(
             lambda: _prepare(place, snapshot_id, options, chosen), undo=lambda made: unprepare(place, made[0])
         )
+        return await _start_all(place, many, network, width, on_child, None)
+    # One alone is begun while it is prepared; of many, the start of one overlaps with those of others anyway.
+    begun = place.driver.begin(options.network)
+    try:
+        many, network = place.quick(lambda: _prepare(place, snapshot_id, options, chosen))
     except BaseException:
-        if begun is not None:
-            await place.driver.abandon(begun)
+        await place.driver.abandon(begun)
         raise
     return await _start_all(place, many, network, width, on_child, begun)
 

@@ -183,6 +183,8 @@ class Live:
     async def _end(self) -> None:
         self.place.live.pop(self.sandbox_id, None)
         await self.kill()
+        if self._pid is not None and self.facts.network == "none":
+            self.place.stock()
         try:
             async with asyncio.timeout(_EXIT_S):
                 await self.wait_ended()

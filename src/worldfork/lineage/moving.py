@@ -69,7 +69,7 @@ async def present_facts(live: Live, connection: Connection) -> SandboxFacts:
     def known() -> SandboxFacts:
         return SandboxFacts.from_json(place.store.holder(live.sandbox_id).facts)
 
-    facts = await place.work(known)
+    facts = place.quick(known)
     if not facts.moving:
         return facts
     async with _namespaces(connection) as namespaces:
@@ -126,9 +126,9 @@ async def move(live: Live, connection: Connection, turn_fd: int) -> tuple[Sandbo
             make_upper(ground_of(place, _moved(moving)), before.form)
             fault("checkpoint:made")
 
-    moving = await place.work(begin)
+    moving = place.quick(begin)
     try:
-        await place.work(lambda: rename(moving))
+        place.quick(lambda: rename(moving))
         async with _namespaces(connection) as namespaces:
             dropped = await place.driver.reroot(before, ground_of(place, _moved(moving)), namespaces, turn_fd)
     except BaseException:

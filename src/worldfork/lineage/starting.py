@@ -230,7 +230,7 @@ async def start(place: Place, record: SnapshotRecord, options: StartOptions, *, 
 
     begun = place.driver.begin(options.network)
     try:
-        ready = await place.work(get_ready, undo=lambda made: unprepare(place, [made[0]]))
+        ready = place.quick(get_ready)
     except BaseException:
         await place.driver.abandon(begun)
         raise

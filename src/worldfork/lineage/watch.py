@@ -42,10 +42,18 @@ class _Measured:
 class Watch:
     """One thread for all sandboxes that this process owns; it runs while there are any."""
 
-    def __init__(self, directory: str, reserve_bytes: int, living: Callable[[], Iterable[Live]]) -> None:
+    def __init__(
+        self,
+        directory: str,
+        reserve_bytes: int,
+        living: Callable[[], Iterable[Live]],
+        rest: Callable[[], bool],
+    ) -> None:
         self._directory = directory
         self._reserve_bytes = reserve_bytes
         self._living = living
+        self._rest = rest
+        """Lets go of what is kept for the next sandbox once nothing happens; says whether there is more."""
         self._measured: dict[str, _Measured] = {}
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -67,7 +75,7 @@ class Watch:
     def _watch(self) -> None:
         while not self._stop.wait(_INTERVAL_S):
             with self._lock:
-                if not list(self._living()):
+                if not list(self._living()) and not self._rest():
                     self._thread = None
                     return
             try:

@@ -94,6 +94,14 @@ class Driver(Protocol):
         """
         ...
 
+    def stock(self) -> None:
+        """Begin one start beforehand, so that the next fork finds part of its work done."""
+        ...
+
+    def drop_spare(self, unused_s: float = 0.0) -> bool:
+        """Take such a start back if it has not been used for `unused_s`; return whether one remains. Blocking."""
+        ...
+
     async def abandon(self, begun: Begun) -> None:
         """Take back a start that was begun; nothing of it is left."""
         ...

@@ -7,9 +7,12 @@ import contextlib
 import errno
 import functools
 import os
+import select
 import signal
 import socket
 import struct
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +48,8 @@ class NamespaceDriver:
     def __init__(self, settings: Settings) -> None:
         self.form = settings.form if settings.form != "auto" else _natural_form()
         self.overlay = settings.overlay if settings.overlay != "auto" else _natural_overlay()
+        self._spare: tuple[Begun, float] | None = None
+        self._spare_lock = threading.Lock()
         self.layout = detect_layout() if settings.cgroups == "auto" else CgroupLayout({}, None)
         if settings.cgroups == "auto" and not self.layout.limited:
             warnings.warn(
@@ -64,7 +69,46 @@ class NamespaceDriver:
         return self.layout.directories(sandbox_id)
 
     def begin(self, network: str) -> Begun:
-        """Start the launcher, which makes the namespaces while its plan is being made."""
+        """Start the launcher, which makes the namespaces while its plan is being made; or take the spare one."""
+        spare = self._take_spare() if network == "none" else None
+        return spare or self._begin(network)
+
+    def stock(self) -> None:
+        """Begin one start beforehand, for the next sandbox without a network."""
+        with self._spare_lock:
+            if self._spare is None:
+                self._spare = (self._begin("none"), time.monotonic())
+
+    def drop_spare(self, unused_s: float = 0.0) -> bool:
+        """Take the spare start back if it is `unused_s` old; return whether one remains. Blocking."""
+        with self._spare_lock:
+            if self._spare is None or time.monotonic() - self._spare[1] < unused_s:
+                return self._spare is not None
+            (begun, _), self._spare = self._spare, None
+        _put_down(begun.sock, begun.pid, 0)
+        return False
+
+    def forget_spare(self) -> None:
+        """In a forked child: let go of the parent's spare start."""
+        self._spare_lock = threading.Lock()
+        if self._spare is not None:
+            self._spare[0].sock.close()
+            self._spare = None
+
+    def _take_spare(self) -> Begun | None:
+        with self._spare_lock:
+            if self._spare is None:
+                return None
+            (begun, _), self._spare = self._spare, None
+        waiter = select.poll()
+        waiter.register(begun.sock, select.POLLIN)
+        if not waiter.poll(0):
+            return begun
+        # It has something to say before it has its plan: it failed.
+        _put_down(begun.sock, begun.pid, 0)
+        return None
+
+    def _begin(self, network: str) -> Begun:
         try:
             owner = os.pidfd_open(os.getpid())
         except OSError as error:
@@ -275,6 +319,8 @@ def _put_down(sock: socket.socket, launcher: int, pid: int) -> None:
     A launcher that has not yet said which of our children PID 1 is gets the time to do so: killed in between, it
     would leave a child that nobody knows.
     """
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_WR)  # one that still waits for its plan says that it will not come, and ends
     if not pid:
         sock.settimeout(_LAST_WORD_S)
         try:
