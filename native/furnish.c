@@ -161,9 +161,10 @@ static void furnish_dev(const struct plan *plan, struct furniture *furniture)
 	if (mkdir("/dev/pts", 0755) < 0 || mkdir("/dev/shm", 01777) < 0 ||
 	    mkdir(IDENTITY_DIR, 0755) < 0 || chmod("/dev/shm", 01777) < 0)
 		die("directories of /dev");
+	/* The kernel has 4096 terminals for all. */
 	mount_at("/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC,
-		 user ? "newinstance,ptmxmode=0666,mode=0620" :
-			"newinstance,ptmxmode=0666,mode=0620,gid=5");
+		 user ? "newinstance,ptmxmode=0666,mode=0620,max=256" :
+			"newinstance,ptmxmode=0666,mode=0620,max=256,gid=5");
 	snprintf(options, sizeof(options), "mode=1777,size=%llu",
 		 (unsigned long long)plan_number(plan, "shm_bytes", 64u << 20));
 	mount_at("/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, options);

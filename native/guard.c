@@ -27,6 +27,7 @@
 #define FILTER_MAX 256
 #define TIOCSTI_CMD 0x5412u   /* types into somebody else's terminal */
 #define TIOCLINUX_CMD 0x541Cu /* pastes into a console */
+#define SETLEASE_CMD 1024u    /* makes whoever opens the host's file wait */
 #define FAMILY_VSOCK 40u      /* reaches the hypervisor, past the network */
 #define OPEN_TREE_ATTR 467u   /* newer than the headers of some systems */
 #define MEMPOLICY_HOME 450u
@@ -78,8 +79,8 @@ static const unsigned int absent[] = {
  * end. The kernel runs a new filter once for every call number to learn which
  * are always allowed, so its numbers are searched, not walked: loading it costs
  * half as much. */
-enum { NEXT, ALLOW, REFUSE, ABSENT, NO_FAMILY, CLONE, PRLIMIT, IOCTL, SOCKET,
-       PERSONALITY, FIRST_FREE_LABEL, MAX_LABELS = 64 };
+enum { NEXT, ALLOW, REFUSE, ABSENT, NO_FAMILY, CLONE, PRLIMIT, IOCTL, FCNTL,
+       SOCKET, PERSONALITY, FIRST_FREE_LABEL, MAX_LABELS = 64 };
 
 struct jump {
 	unsigned short at;
@@ -208,6 +209,9 @@ static void check_arguments(struct filter *f)
 	load_argument(f, 1);
 	jump(f, BPF_JEQ, TIOCSTI_CMD, REFUSE, NEXT);
 	jump(f, BPF_JEQ, TIOCLINUX_CMD, REFUSE, ALLOW);
+	label(f, FCNTL);
+	load_argument(f, 1);
+	jump(f, BPF_JEQ, SETLEASE_CMD, REFUSE, ALLOW);
 	label(f, SOCKET);
 	load_argument(f, 0);
 	for (size_t i = 0; i < sizeof(families) / sizeof(*families); i++)
@@ -232,8 +236,9 @@ static size_t collect_rules(struct rule *rules)
 {
 	static const struct rule special[] = {
 		{ SYS_clone, CLONE },	{ SYS_prlimit64, PRLIMIT },
-		{ SYS_ioctl, IOCTL },	{ SYS_socket, SOCKET },
-		{ SYS_socketpair, SOCKET }, { SYS_personality, PERSONALITY },
+		{ SYS_ioctl, IOCTL },	{ SYS_fcntl, FCNTL },
+		{ SYS_socket, SOCKET },	{ SYS_socketpair, SOCKET },
+		{ SYS_personality, PERSONALITY },
 	};
 	size_t n = 0;
 

@@ -178,3 +178,16 @@ allow = Program(1, ctypes.addressof(code))
 tell([call({numbers["seccomp"]}, 1, 0, ctypes.byref(allow)), call({numbers["unshare"]}, 0)])
 """
     assert attacked(cell, program) == ["done", "EPERM"]
+
+
+@pytest.mark.behaviour("security-5")
+def test_no_lease_makes_the_host_wait(cell: Sandbox) -> None:
+    program = """
+import fcntl
+with open("/workspace/mine", "w"):
+    pass
+files = [open(path, "rb") for path in ("/workspace/mine", "/usr/bin/env")]
+tell([attempt(fcntl.fcntl, file, fcntl.F_SETLEASE, kind) for file in files for kind in (fcntl.F_RDLCK, fcntl.F_WRLCK)]
+     + [attempt(fcntl.fcntl, files[0], fcntl.F_GETFD)])
+"""
+    assert attacked(cell, program) == ["EPERM"] * 4 + [1]

@@ -137,8 +137,15 @@ def many():
     for n in range(100000):
         os.close(os.open(f"/dev/n{n}", os.O_CREAT | os.O_WRONLY))
     return "made"
-tell([*answers, attempt(many)])
+def terminals():
+    import resource
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    opened = []
+    for _ in range(1000):
+        opened.append(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))
+tell([*answers, attempt(many), attempt(terminals)])
 """
-    assert attacked(box, program) == ["ENOSPC", "ENOSPC", "ENOSPC"]
+    assert attacked(box, program) == ["ENOSPC"] * 4
     assert shutil.disk_usage("/dev/shm").free > 0
     assert shell(box, "echo on") == "on"
