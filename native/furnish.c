@@ -76,6 +76,36 @@ void furniture_open(const struct plan *plan, struct furniture *furniture)
 	}
 }
 
+/* Makes what is missing of a directory's path, and opens it. */
+static int make_beneath(int root, const char *path)
+{
+	char name[NAME_MAX + 1];
+	int dir = wf_open_beneath(root, "."), below = -1, error;
+	size_t length;
+
+	while (dir >= 0) {
+		path += strspn(path, "/");
+		length = strcspn(path, "/");
+		if (length == 0)
+			return dir;
+		if (length > NAME_MAX) {
+			close(dir);
+			errno = ENAMETOOLONG;
+			return -1;
+		}
+		memcpy(name, path, length);
+		name[length] = '\0';
+		path += length;
+		below = mkdirat(dir, name, 0755) < 0 && errno != EEXIST ?
+				-1 : wf_open_beneath(dir, name);
+		error = errno;
+		close(dir);
+		errno = error;
+		dir = below;
+	}
+	return -1;
+}
+
 /* Mounts on a path of the world, which must be no link; `need` tells whether
  * its absence is a failure. */
 static int enter_point(const char *path, int need)
@@ -85,8 +115,8 @@ static int enter_point(const char *path, int need)
 	if (root < 0)
 		die("opening the root");
 	fd = wf_open_beneath(root, path);
-	if (fd < 0 && errno == ENOENT && need && mkdir(path, 0755) == 0)
-		fd = wf_open_beneath(root, path);
+	if (fd < 0 && errno == ENOENT && need)
+		fd = make_beneath(root, path);
 	close(root);
 	if (fd < 0 && need)
 		die("mount point: %s", path);

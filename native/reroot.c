@@ -22,9 +22,10 @@
 #define MOUNT_FD 5
 #define MAX_SPECIAL 64
 #define MOUNTINFO_MAX (1u << 20)
+#define POINT_MAX 4096 /* a policy may move what mounts lie in */
 
 struct special {
-	char path[256];
+	char path[POINT_MAX];
 	int fd;
 };
 
@@ -74,9 +75,9 @@ static void unescape(char *text)
 	*to = '\0';
 }
 
-static int parse_line(const char *line, int *id, int *parent, char path[256])
+static int parse_line(const char *line, int *id, int *parent, char path[POINT_MAX])
 {
-	if (sscanf(line, "%d %d %*s %*s %255s", id, parent, path) != 3)
+	if (sscanf(line, "%d %d %*s %*s %4095s", id, parent, path) != 3)
 		return -1;
 	unescape(path);
 	return 0;
@@ -84,7 +85,7 @@ static int parse_line(const char *line, int *id, int *parent, char path[256])
 
 static int root_mount_id(char *text)
 {
-	char path[256], *line = text;
+	char path[POINT_MAX], *line = text;
 	int id, parent, found = -1;
 
 	while (line && *line) {
@@ -106,7 +107,7 @@ static void collect(struct specials *list, int mountinfo)
 {
 	char *text = read_all(mountinfo), *line = text;
 	int root = root_mount_id(text), id, parent;
-	char path[256];
+	char path[POINT_MAX];
 
 	list->count = 0;
 	while (line && *line) {
@@ -120,8 +121,10 @@ static void collect(struct specials *list, int mountinfo)
 			}
 			memcpy(one->path, path, sizeof(one->path));
 			one->fd = wf_open_tree(AT_FDCWD, path, OPEN_TREE_CLOEXEC);
-			if (one->fd < 0)
-				die("reroot: open_tree %s", path);
+			if (one->fd < 0) {
+				errno = EBUSY; /* then it is copied instead */
+				die("reroot: a mount at %.200s...", path);
+			}
 			list->count++;
 		}
 		line = strchr(line, '\n');
@@ -215,7 +218,7 @@ static void swap_roots(int new_fd, int mountinfo)
 static void tell_upper(int mountinfo)
 {
 	char *text = read_all(mountinfo), *line = text, *upper = NULL;
-	char path[256];
+	char path[POINT_MAX];
 	int id, parent;
 
 	while (line && *line) {

@@ -203,6 +203,24 @@ def test_what_a_policy_does_to_mount_points_hurts_only_itself(prison: Factory, v
     assert box.run("echo", ["on"]).stdout == "on\n"
 
 
+@pytest.mark.behaviour("security-27")
+def test_moving_what_mounts_lie_in_keeps_nobody_from_a_snapshot(prison: Factory) -> None:
+    box = prison()
+    points = shell(box, "cut -d' ' -f5 /proc/self/mountinfo").splitlines()
+    tops = {f"/{point.split('/')[1]}" for point in points if point.count("/") > 1} - {"/dev", "/proc", "/sys", "/usr"}
+    assert "/etc" in tops
+    # Longer than a line of text that one would set aside for a path.
+    deep = f"/{'x' * 200}/{'y' * 200}/{'z' * 200}"
+    shell(box, f"mkdir -p {deep}; mv {' '.join(sorted(tops))} {deep}; echo one > /workspace/file")
+    first = box.checkpoint()
+    box.write_file("/workspace/file", b"two")
+    second = box.checkpoint()
+    for snapshot, content in ((first, b"one\n"), (second, b"two")):
+        with prison(snapshot_id=snapshot.snapshot_id) as restored:
+            assert restored.read_file("/workspace/file") == content
+            assert restored.run("sh", ["-c", f"test -d {deep}/etc"]).ok
+
+
 @pytest.mark.behaviour("security-28")
 def test_paths_are_resolved_inside_whatever_links_say(prison: Factory, victim: Path, tmp_path: Path) -> None:
     box = prison()
