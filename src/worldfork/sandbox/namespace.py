@@ -7,12 +7,9 @@ import contextlib
 import errno
 import functools
 import os
-import select
 import signal
 import socket
 import struct
-import threading
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +23,7 @@ from worldfork.sandbox.connection import Connection
 from worldfork.sandbox.driver import Begun, Capabilities, Ground, Started, StartPlan
 from worldfork.sandbox.program import encode_plan, spawn
 from worldfork.sandbox.remedies import explain
+from worldfork.sandbox.spare import Spare
 
 _OWNER_FD = 4
 _USER_FD, _MOUNT_FD, _TURN_FD = 4, 5, 6
@@ -48,8 +46,7 @@ class NamespaceDriver:
     def __init__(self, settings: Settings) -> None:
         self.form = settings.form if settings.form != "auto" else _natural_form()
         self.overlay = settings.overlay if settings.overlay != "auto" else _natural_overlay()
-        self._spare: tuple[Begun, float] | None = None
-        self._spare_lock = threading.Lock()
+        self._spare = Spare(lambda: self._begin("none"), lambda begun: _put_down(begun.sock, begun.pid, 0))
         self.layout = detect_layout() if settings.cgroups == "auto" else CgroupLayout({}, None)
         if settings.cgroups == "auto" and not self.layout.limited:
             warnings.warn(
@@ -70,43 +67,20 @@ class NamespaceDriver:
 
     def begin(self, network: str) -> Begun:
         """Start the launcher, which makes the namespaces while its plan is being made; or take the spare one."""
-        spare = self._take_spare() if network == "none" else None
+        spare = self._spare.take() if network == "none" else None
         return spare or self._begin(network)
 
     def stock(self) -> None:
         """Begin one start beforehand, for the next sandbox without a network."""
-        with self._spare_lock:
-            if self._spare is None:
-                self._spare = (self._begin("none"), time.monotonic())
+        self._spare.stock()
 
     def drop_spare(self, unused_s: float = 0.0) -> bool:
-        """Take the spare start back if it is `unused_s` old; return whether one remains. Blocking."""
-        with self._spare_lock:
-            if self._spare is None or time.monotonic() - self._spare[1] < unused_s:
-                return self._spare is not None
-            (begun, _), self._spare = self._spare, None
-        _put_down(begun.sock, begun.pid, 0)
-        return False
+        """Take that start back if it is `unused_s` old; return whether it remains. Blocking."""
+        return self._spare.drop(unused_s)
 
     def forget_spare(self) -> None:
-        """In a forked child: let go of the parent's spare start."""
-        self._spare_lock = threading.Lock()
-        if self._spare is not None:
-            self._spare[0].sock.close()
-            self._spare = None
-
-    def _take_spare(self) -> Begun | None:
-        with self._spare_lock:
-            if self._spare is None:
-                return None
-            (begun, _), self._spare = self._spare, None
-        waiter = select.poll()
-        waiter.register(begun.sock, select.POLLIN)
-        if not waiter.poll(0):
-            return begun
-        # It has something to say before it has its plan: it failed.
-        _put_down(begun.sock, begun.pid, 0)
-        return None
+        """In a forked child: let go of the parent's."""
+        self._spare.forget()
 
     def _begin(self, network: str) -> Begun:
         try:
