@@ -26,14 +26,14 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{base64.b32encode(secrets.token_bytes(10)).decode('ascii').lower()}"
 
 
-def check_id(prefix: str, text: str) -> str:
+def check_id(prefix: str, text: object) -> str:
     """Return `text` if it is an id with this prefix. Ids become paths, so nothing else passes.
 
     Raises:
         ConfigError: it is not.
     """
     head = f"{prefix}-"
-    if not text.startswith(head) or not _BODY.fullmatch(text[len(head) :]):
+    if not isinstance(text, str) or not text.startswith(head) or not _BODY.fullmatch(text[len(head) :]):
         kind = PREFIXES.get(prefix, prefix)
         raise ConfigError(f"{text!r} is not a {kind} id", remedy=f"ids look like {head}k3v7q2abcd5efgh6", text=text)
     return text
