@@ -11,13 +11,15 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.stores import exit_code_of, start_child
 
+from worldfork.core.ids import new_id
 from worldfork.core.settings import load_settings
 from worldfork.lineage import place as places
+from worldfork.lineage.snapshots import SnapshotInfo
 from worldfork.store import faultpoints
 from worldfork.store.home import open_home
 from worldfork.store.store import Store
@@ -180,3 +182,16 @@ def init_of(home: Path, sandbox_id: str) -> int:
 def children_of(pid: int) -> list[int]:
     """Return the pids of a process's children."""
     return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def deepen(taken: SnapshotInfo, depth: int) -> str:
+    """Publish a snapshot of so many layers, those on top of the taken one's being empty."""
+    store = places.place().store
+    record = store.snapshot(taken.snapshot_id)
+    drafts = [store.begin_layer(form=record.form) for _ in range(depth - len(record.layers))]
+    for draft in drafts:
+        draft.path.mkdir()
+    layers = tuple(draft.layer_id for draft in drafts)
+    deep = replace(record, snapshot_id=new_id("sn"), layers=layers + record.layers)
+    store.publish(deep, layers)
+    return deep.snapshot_id

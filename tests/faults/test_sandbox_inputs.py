@@ -10,17 +10,14 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.victims import wait_clean
+from tests.victims import deepen, wait_clean
 
 from worldfork import CommandExitReason, Sandbox
 from worldfork.core.errors import PathError, WorldforkError
-from worldfork.core.ids import new_id
 from worldfork.lineage import place as places
-from worldfork.lineage.snapshots import SnapshotInfo
 
 MIB = 1 << 20
 
@@ -172,24 +169,11 @@ def test_item_58_snapshots_of_a_sandbox_that_writes(sandbox: Sandbox) -> None:
     assert sandbox.list_processes()[0].status == "running"
 
 
-def deep_snapshot(taken: SnapshotInfo, depth: int) -> str:
-    """Publish a snapshot of so many layers, those on top of the taken one's being empty."""
-    store = places.place().store
-    record = store.snapshot(taken.snapshot_id)
-    drafts = [store.begin_layer(form=record.form) for _ in range(depth - len(record.layers))]
-    for draft in drafts:
-        draft.path.mkdir()
-    layers = tuple(draft.layer_id for draft in drafts)
-    deep = replace(record, snapshot_id=new_id("sn"), layers=layers + record.layers)
-    store.publish(deep, layers)
-    return deep.snapshot_id
-
-
 def test_item_47_more_layers_than_a_mount_can_have(own_home: Path, base: str) -> None:
     """Item 47: a chain that reaches the kernel's 500. Each checkpoint is right, or refused and nothing has changed."""
     with Sandbox.create(base=base, network="none") as sandbox:
         sandbox.write_file("/n", b"-1")
-        chain = deep_snapshot(sandbox.checkpoint(), 490)
+        chain = deepen(sandbox.checkpoint(), 490)
     with Sandbox.create(snapshot_id=chain) as sandbox:
         assert sandbox.read_file("/n") == b"-1"
         refused = _checkpoint_until_refused(sandbox)

@@ -10,11 +10,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tests.stores import exit_code_of, start_child
-from tests.victims import Tell, deaths, start_afresh, wait_clean
+from tests.victims import Tell, deaths, deepen, start_afresh, wait_clean
 
 from worldfork import Sandbox
 from worldfork.lineage import place as places
@@ -110,28 +111,47 @@ def test_item_36_a_detached_sandbox_and_a_killed_checkpoint(own_home: Path, base
 
 
 def test_item_36_a_client_killed_at_any_moment_of_a_checkpoint(own_home: Path, base: str) -> None:
-    """Items 30 and 36, between the named steps: the program that changes the root goes on without its caller."""
-    with Sandbox.create(base=base, network="none") as sandbox:
-        sandbox.write_file("/f", b"first")
-        for moment in range(20):
-            reader, writer = os.pipe()
+    """Items 30 and 36, between the named steps: the program that changes the root goes on without its caller.
 
-            def checkpoint(writer: int = writer) -> None:
-                other = Sandbox.connect(sandbox.sandbox_id)
-                other.write_file("/g", b"second")
-                os.write(writer, b"x")
-                other.checkpoint()
-
-            child = start_child(checkpoint)
-            os.read(reader, 1)
-            time.sleep(moment * 0.0007)
+    A deep chain makes that last for some milliseconds, and commands that wait for the checkpoint's end must go on
+    waiting for that program: one that starts between two roots would keep the sandbox on the wrong one.
+    """
+    with Sandbox.create(base=base, network="none") as first:
+        first.write_file("/f", b"first")
+        chain = deepen(first.checkpoint(), 300)
+    for moment in range(30):
+        with Sandbox.create(snapshot_id=chain) as sandbox, ThreadPoolExecutor(8) as pool:
+            child, ready = _start_checkpoint(sandbox.sandbox_id)
+            os.read(ready, 1)
+            waiting = [pool.submit(sandbox.sh, f"echo {n} > /w{n}; sleep 0.00{n}") for n in range(8)]
+            time.sleep(moment * 0.0002)
             os.kill(child, signal.SIGKILL)
             exit_code_of(child)
-            os.close(reader)
-            os.close(writer)
-            expect_alive_and_whole(sandbox, f"moment {moment}", {"/f": b"first", "/g": b"second"})
-        start_afresh()
-        assert wait_clean(own_home, living=[sandbox.sandbox_id]) == []
+            os.close(ready)
+            assert all(one.result(timeout=20).ok for one in waiting)
+            files = {"/f": b"first", "/g": b"second", **{f"/w{n}": f"{n}\n".encode() for n in range(8)}}
+            expect_alive_and_whole(sandbox, f"moment {moment}", files)
+    start_afresh()
+    assert wait_clean(own_home) == []
+
+
+def _start_checkpoint(sandbox_id: str) -> tuple[int, int]:
+    """Let a child checkpoint a sandbox; return its pid, and a descriptor that tells when it is about to move it."""
+    ready, told = os.pipe()
+
+    def tell(name: str) -> None:
+        if name == "checkpoint:made":
+            os.write(told, b"x")
+
+    def checkpoint() -> None:
+        other = Sandbox.connect(sandbox_id)
+        other.write_file("/g", b"second")
+        faultpoints.install(tell)
+        other.checkpoint()
+
+    child = start_child(checkpoint)
+    os.close(told)
+    return child, ready
 
 
 class Injected(Exception):

@@ -34,8 +34,7 @@ _PAUSE_S = 0.002
 async def turn(live: Live) -> AsyncIterator[int]:
     """Be the only one who changes what the sandbox stands on; yields a descriptor of the lock.
 
-    Held commands do not keep out a change whose caller was killed: the program that makes it goes on for a moment,
-    and keeps the lock open.
+    A change whose caller was killed goes on for a moment: the program that makes it keeps the lock open.
     """
     try:
         fd = os.open(Path(live.facts.run) / "turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -130,7 +129,13 @@ async def move(live: Live, connection: Connection, turn_fd: int) -> tuple[Sandbo
     try:
         place.quick(lambda: rename(moving))
         async with _namespaces(connection) as namespaces:
-            dropped = await place.driver.reroot(before, ground_of(place, _moved(moving)), namespaces, turn_fd)
+            kept = (turn_fd, connection.descriptor)
+            dropped = await place.driver.reroot(before, ground_of(place, _moved(moving)), namespaces, kept)
+    except SandboxDied:
+        # Half-way between two roots nobody could say any more what it writes to.
+        await live.kill()
+        await put_right(live, connection)
+        raise
     except BaseException:
         await put_right(live, connection)
         raise

@@ -115,15 +115,15 @@ class Driver(Protocol):
         ...
 
     async def reroot(
-        self, facts: SandboxFacts, ground: Ground, namespaces: list[int], turn: int
+        self, facts: SandboxFacts, ground: Ground, namespaces: list[int], kept: tuple[int, ...]
     ) -> asyncio.Future[None]:
         """Move a held sandbox, in which only init runs, onto `ground`.
 
         Returns once the sandbox lives on it, with a future that is done when the old root's caches are dropped.
 
         Args:
-            turn: a descriptor that whoever changes the root keeps open, so that a lock on it outlives a caller who
-                is killed meanwhile.
+            kept: descriptors that whoever changes the root keeps open until it is done: a lock, and the connection
+                that holds the sandbox, must outlive a caller who is killed meanwhile.
         Raises:
             NotCapturable: something still uses the old root; the sandbox is as before.
             SandboxDied: it broke half-way and must be ended.

@@ -26,7 +26,7 @@ from worldfork.sandbox.remedies import explain
 from worldfork.sandbox.spare import Spare
 
 _OWNER_FD = 4
-_USER_FD, _MOUNT_FD, _TURN_FD = 4, 5, 6
+_USER_FD, _MOUNT_FD, _KEPT_FD = 4, 5, 6
 _LAUNCHED = 110
 _HEADER_BYTES = 12
 _NEW_OVERLAY_KERNEL = (6, 8)
@@ -126,11 +126,11 @@ class NamespaceDriver:
         return Started(pid=pid, connection=connection, leash=leash, cgroups=facts.cgroups)
 
     async def reroot(
-        self, facts: SandboxFacts, ground: Ground, namespaces: list[int], turn: int
+        self, facts: SandboxFacts, ground: Ground, namespaces: list[int], kept: tuple[int, ...]
     ) -> asyncio.Future[None]:
         """Move a held sandbox onto `ground`; see `Driver.reroot`."""
         items = [*self._ground_items(facts, ground)]
-        kind, payload, ended = await _reroot(items, namespaces, turn)
+        kind, payload, ended = await _reroot(items, namespaces, kept)
         if kind == wire.REPLY:
             return ended
         await ended
@@ -188,12 +188,11 @@ class NamespaceDriver:
 
 
 async def _reroot(
-    items: list[tuple[str, str]], namespaces: list[int], turn: int | None = None
+    items: list[tuple[str, str]], namespaces: list[int], kept: tuple[int, ...] = ()
 ) -> tuple[int, bytes, asyncio.Future[None]]:
     """Let the `reroot` face work on a sandbox; return the type and payload of its answer, and a future of its end."""
     fds = {_USER_FD: namespaces[0], _MOUNT_FD: namespaces[1]}
-    if turn is not None:
-        fds[_TURN_FD] = turn
+    fds.update(enumerate(kept, _KEPT_FD))
     pid, sock = spawn("reroot", encode_plan(items), fds)
     sock.setblocking(False)
     try:

@@ -100,6 +100,11 @@ class Transport:
             self._end("the connection was closed on this side")
 
     @property
+    def descriptor(self) -> int:
+        """The socket's descriptor. As long as anybody has a copy open, init sees no end of this connection."""
+        return self._socket.fileno()
+
+    @property
     def idle(self) -> bool:
         """Whether nobody waits for anything from it."""
         return not self._channels
