@@ -96,7 +96,7 @@ opened, seen, mine = [], set(), os.getpid()
 os.close(os.open("/tmp/hunting", os.O_CREAT | os.O_WRONLY))
 while not os.path.exists("/tmp/enough"):
     for pid in [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) > mine]:
-        while is_ours(pid):
+        while is_ours(pid) and not os.path.exists("/tmp/enough"):
             seen.add(pid)
             memory = attempt(os.open, f"/proc/{pid}/mem", os.O_RDONLY)
             if isinstance(memory, int):
