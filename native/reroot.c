@@ -133,8 +133,9 @@ static void collect(struct specials *list, int mountinfo)
 	free(text);
 }
 
-static int move_specials(const struct specials *list, int root_fd,
-			 char *failed, size_t size)
+/* Shortens the list to those that were moved when one cannot be. */
+static int move_specials(struct specials *list, int root_fd, char *failed,
+			 size_t size)
 {
 	for (size_t i = 0; i < list->count; i++) {
 		const struct special *one = &list->at[i];
@@ -150,6 +151,7 @@ static int move_specials(const struct specials *list, int root_fd,
 			snprintf(failed, size, "moving %s", one->path);
 			if (target >= 0)
 				close(target);
+			list->count = i;
 			errno = error;
 			return -1;
 		}
@@ -166,7 +168,7 @@ static int pivot_onto(int root_fd)
 }
 
 /* Puts everything back onto the old root after a failure at `step`. */
-static void undo(const struct specials *list, int old_fd, int new_fd,
+static void undo(struct specials *list, int old_fd, int new_fd,
 		 int pivoted, const char *step)
 {
 	int error = errno;
@@ -196,8 +198,10 @@ static void swap_roots(int new_fd, int mountinfo)
 	collect(&list, mountinfo);
 	if (wf_move_mount(new_fd, "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH) < 0)
 		die("reroot: attaching the new root");
-	if (move_specials(&list, new_fd, failed, sizeof(failed)) < 0)
+	if (move_specials(&list, new_fd, failed, sizeof(failed)) < 0) {
+		errno = EBUSY; /* a file that was removed inside: copied then */
 		undo(&list, old_fd, new_fd, 0, failed);
+	}
 	if (pivot_onto(new_fd) < 0)
 		undo(&list, old_fd, new_fd, 0, "pivot_root");
 	close(old_fd);
