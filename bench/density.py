@@ -7,7 +7,7 @@ import gc
 import time
 from typing import Any
 
-from bench.harness import Options, available_memory_bytes, bar, figure, must, proportional_memory_bytes, summary_ms
+from bench.harness import Options, available_memory_bytes, bar, figure, must, own_memory_bytes, summary_ms
 from bench.leaks import footprint, kernel_group_counts, leak_check, network_namespace_count
 from bench.worlds import TRUE, library, plain_world
 
@@ -30,7 +30,7 @@ async def _live(door: Any, snapshot_id: str, count: int) -> dict[str, Any]:
     await asyncio.gather(*(child.run(TRUE) for child in warm))
     await asyncio.gather(*(child.terminate() for child in warm))
     gc.collect()
-    available, owner = await _settled_available_bytes(), proportional_memory_bytes()
+    available, owner = await _settled_available_bytes(), own_memory_bytes()
     start = time.perf_counter()
     children = (await snapshot.fork_async(count)).unwrap()
     forked_s = time.perf_counter() - start
@@ -44,7 +44,7 @@ async def _live(door: Any, snapshot_id: str, count: int) -> dict[str, Any]:
                 raise RuntimeError(f"a fork answered {result.exit_code}: {result.stderr}")
         gc.collect()
         fell = available - await _settled_available_bytes()
-        grew = proportional_memory_bytes() - owner
+        grew = own_memory_bytes() - owner
     finally:
         start = time.perf_counter()
         await asyncio.gather(*(child.terminate() for child in children))

@@ -111,12 +111,14 @@ def available_memory_bytes() -> int:
     raise RuntimeError("/proc/meminfo has no MemAvailable")
 
 
-def proportional_memory_bytes(pid: int | str = "self") -> int:
-    """PSS of a process: its share of the memory that it maps."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("no Pss")
+def own_memory_bytes(pid: int | str = "self") -> int:
+    """Anonymous and shared memory of a process, and its page tables.
+
+    Pages of files are left out: how many of them count as a process's own depends on who else maps them just then.
+    """
+    wanted = {"RssAnon:", "RssShmem:", "VmPTE:"}
+    lines = [line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
+    return sum(int(words[1]) * 1024 for words in lines if words and words[0] in wanted)
 
 
 def host_facts(home: Path) -> dict[str, Any]:

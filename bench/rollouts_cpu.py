@@ -10,11 +10,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Options, Skip, bar, figure, proportional_memory_bytes, say, summary_ms
+from bench.harness import Options, Skip, bar, figure, own_memory_bytes, say, summary_ms
 from bench.leaks import footprint, kernel_group_counts, leak_check
 from bench.worlds import checked, library
 
@@ -80,23 +81,25 @@ def _machine_busy_s() -> float:
 
 
 def _by_hand(task: Any, candidates: Sequence[Mapping[str, str]]) -> float:
-    """One pytest run a candidate in a fresh directory on the host; wall seconds.
-
-    With the plugins of a grading and no others: those that this interpreter happens to have would cost the hand more.
-    """
+    """One pytest run a candidate in a fresh directory on the host, as many at a time as rollouts; wall seconds."""
     start = time.perf_counter()
-    variables = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    for files in candidates:
-        with tempfile.TemporaryDirectory() as place:
-            for path, text in {**task.files, **files, **task.hidden_tests}.items():
-                target = Path(place, path)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(text)
-            command = [sys.executable, "-m", "pytest", "-q", "--tb=no", *_PLUGINS, *task.test_args]
-            done = subprocess.run(command, cwd=place, env=variables, capture_output=True, timeout=120)
-            if done.returncode not in (0, 1, 2):  # passed, failed, or a candidate that cannot be imported
-                raise RuntimeError(f"pytest by hand gave {done.returncode}: {done.stdout.decode()[-500:]}")
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as hands:
+        list(hands.map(lambda files: _one_by_hand(task, files), candidates))
     return time.perf_counter() - start
+
+
+def _one_by_hand(task: Any, files: Mapping[str, str]) -> None:
+    # With the plugins of a grading and no others: those that this interpreter happens to have would cost the hand more.
+    variables = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    with tempfile.TemporaryDirectory() as place:
+        for path, text in {**task.files, **files, **task.hidden_tests}.items():
+            target = Path(place, path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=no", *_PLUGINS, *task.test_args]
+        done = subprocess.run(command, cwd=place, env=variables, capture_output=True, timeout=120)
+    if done.returncode not in (0, 1, 2):  # passed, failed, or a candidate that cannot be imported
+        raise RuntimeError(f"pytest by hand gave {done.returncode}: {done.stdout.decode()[-500:]}")
 
 
 def _pytest_world(options: Options) -> Any:
@@ -136,7 +139,7 @@ def run(options: Options) -> dict[str, Any]:
             done = await run_group(task, policy, GROUP, world=world)
             walls["group"].append(time.perf_counter() - start)
             wrong.extend(e.failure.message for e in done.episodes if e.failure is not None)
-            memory.append(proportional_memory_bytes())
+            memory.append(own_memory_bytes())
 
     asyncio.run(groups_of_rollouts(1))
     before, kernel = footprint(options.home / "home"), kernel_group_counts()
