@@ -19,16 +19,17 @@ def ended(box: Sandbox, p: int | str) -> list[tuple[str, str]]:
 
 @pytest.mark.behaviour("process-1")
 def test_a_started_process_outlives_the_call(box: Sandbox) -> None:
-    info = box.start_process("sh", ["-c", "echo up; exec sleep 1000"], env={"A": "b"}, working_dir="/usr")
-    assert (info.status, info.command, info.args) == ("running", "sh", ("-c", "echo up; exec sleep 1000"))
+    info = box.start_process("sh", ["-c", "echo up; sleep 1000; true"], env={"A": "b"}, working_dir="/usr")
+    assert (info.status, info.command, info.args) == ("running", "sh", ("-c", "echo up; sleep 1000; true"))
     assert (info.exit_code, info.signal, info.ended_at, info.stdin_writable) == (None, None, None, False)
     assert info.started_at > 1.6e9
+    assert next(iter(box.follow_output(info.pid))).line == "up"  # /proc shows it whole only after its exec
     environ = shell(box, f"tr '\\0' '\\n' < /proc/{info.pid}/environ; readlink /proc/{info.pid}/cwd").splitlines()
     assert "A=b" in environ
     assert environ[-1] == "/usr"
     assert box.get_process(info.pid).status == "running"
     assert [row.pid for row in box.list_processes()] == [info.pid]
-    assert processes(box) == 1
+    assert processes(box) == 2  # the shell and its sleep
 
 
 @pytest.mark.behaviour("process-2")
