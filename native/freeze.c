@@ -10,12 +10,12 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { POLL_MS = 1, GIVE_UP_MS = 10 * 1000, V1 = 1, V2 = 2 };
+enum { POLL_MS = 1, AGAIN_MS = 50, GIVE_UP_MS = 10 * 1000, V1 = 1, V2 = 2 };
 
 static enum freeze_state state;
 static struct conn *asker;
 static uint32_t asked_on;
-static uint64_t since_ms, next_ms;
+static uint64_t since_ms, next_ms, again_ms;
 static pid_t *stopped; /* those that were before: they stay so */
 static size_t n_stopped;
 
@@ -142,6 +142,17 @@ static bool begin(void)
 	return remember_stopped();
 }
 
+/* A group of version 1 can stay FREEZING for good when a task joins or forks
+ * at that moment; the kernel's freezer-subsystem.rst says to change it again. */
+static void press(void)
+{
+	if (srv.config->freeze_kind != V1 || now_ms() < again_ms)
+		return;
+	again_ms = now_ms() + AGAIN_MS;
+	(void)say("THAWED");
+	(void)say("FROZEN");
+}
+
 static bool anything_starts(void)
 {
 	for (struct command *command = srv.commands; command; command = command->next)
@@ -167,6 +178,7 @@ static void step(void)
 	struct writer w = {.at = payload, .left = sizeof payload};
 	if (state == FREEZE_WAITING && !anything_starts()) {
 		state = FREEZE_GOING;
+		again_ms = now_ms() + AGAIN_MS;
 		if (!begin()) {
 			give_up(errno);
 			return;
@@ -184,6 +196,8 @@ static void step(void)
 		give_up(ETIMEDOUT);
 		return;
 	}
+	if (state == FREEZE_GOING)
+		press();
 	next_ms = now_ms() + POLL_MS;
 	wake_at(next_ms);
 }
