@@ -122,7 +122,8 @@ def test_item_30_killed_at_every_step_of_a_fork(own_home: Path, base: str) -> No
 
     def prepare() -> None:
         one(base)()
-        snapshots.append(_kept[0].checkpoint())
+        # Durable first, so that no step of another thread comes between those that are counted.
+        snapshots.append(_kept[0].checkpoint(wait_until="completed"))
 
     def work(tell: Tell) -> None:
         for child in snapshots[0].fork(3).unwrap():

@@ -29,8 +29,9 @@ class Handle:
     def _full(self, path: str) -> str:
         return posixpath.join(self._live.facts.working_dir, path) if path else self._live.facts.working_dir
 
-    def _where(self) -> Where:
-        return {"user": self._live.facts.user, "working_dir": self._live.facts.working_dir}
+    def _where(self, path: str) -> Where:
+        # A full path needs no place to begin at, and the working directory may be gone.
+        return {"user": self._live.facts.user, "working_dir": "/" if path[:1] == "/" else self._live.facts.working_dir}
 
     def _spec(
         self,

@@ -16,7 +16,7 @@ class Transfers(Handle):
     async def write_file(self, path: str, content: bytes | str, *, mode: int | None = None) -> None:
         """Write a regular file, with its parents where they are missing."""
         data = content.encode() if isinstance(content, str) else content
-        await files.write_file(await self._live.connection(), path, data, mode=mode, **self._where())
+        await files.write_file(await self._live.connection(), path, data, mode=mode, **self._where(path))
 
     async def read_file(self, path: str, *, max_bytes: int = files.MAX_READ_BYTES) -> bytes:
         """Return a regular file's content.
@@ -24,15 +24,15 @@ class Transfers(Handle):
         Raises:
             PathError: no such file, not a regular one, or larger than `max_bytes`.
         """
-        return await files.read_file(await self._live.connection(), path, max_bytes=max_bytes, **self._where())
+        return await files.read_file(await self._live.connection(), path, max_bytes=max_bytes, **self._where(path))
 
     async def upload_file(self, local_path: str | Path, path: str) -> None:
         """Copy a file of the host into the sandbox, with its mode."""
-        await upload.upload_file(await self._live.connection(), Path(local_path), path, **self._where())
+        await upload.upload_file(await self._live.connection(), Path(local_path), path, **self._where(path))
 
     async def download_file(self, path: str, local_path: str | Path) -> None:
         """Copy a file of the sandbox, of any size, to the host."""
-        await download.download_file(await self._live.connection(), path, Path(local_path), **self._where())
+        await download.download_file(await self._live.connection(), path, Path(local_path), **self._where(path))
 
     async def upload_directory(self, local_path: str | Path, path: str) -> None:
         """Copy a directory of the host into the sandbox; links stay links, modes are kept."""
@@ -48,7 +48,7 @@ class Transfers(Handle):
 
     async def list_directory(self, path: str) -> ListDirectoryResponse:
         """Return a directory's entries, by name."""
-        records = await files.list_directory(await self._live.connection(), path, **self._where())
+        records = await files.list_directory(await self._live.connection(), path, **self._where(path))
         return ListDirectoryResponse(path, tuple(_entry(record) for record in records))
 
     async def stat_file(self, path: str, *, follow_links: bool = True) -> DirectoryEntry:
@@ -57,15 +57,15 @@ class Transfers(Handle):
         Raises:
             PathError: nothing is there.
         """
-        return _entry(await files.stat(await self._live.connection(), path, follow=follow_links, **self._where()))
+        return _entry(await files.stat(await self._live.connection(), path, follow=follow_links, **self._where(path)))
 
     async def make_directory(self, path: str) -> None:
         """Make a directory and its parents; one that exists is fine."""
-        await files.make_directory(await self._live.connection(), path, **self._where())
+        await files.make_directory(await self._live.connection(), path, **self._where(path))
 
     async def delete_file(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file, a link, an empty directory or, with `recursive`, a whole one."""
-        await files.delete(await self._live.connection(), path, recursive=recursive, **self._where())
+        await files.delete(await self._live.connection(), path, recursive=recursive, **self._where(path))
 
 
 def _entry(record: FileRecord) -> DirectoryEntry:
