@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +65,16 @@ class _Meter:
         return int((self._groups[name] / "cpuacct.usage").read_text()) / 1e9 if name in self._groups else 0.0
 
     def close(self) -> None:
-        """Remove the groups; a process that is still ending is given a moment."""
+        """Remove the groups; what is left in one is put back, since it may live as long as this process."""
         for group in self._groups.values():
             for _ in range(100):
-                try:
+                for pid in (group / "cgroup.procs").read_text().split():
+                    with suppress(OSError):  # it ended meanwhile
+                        (group.parent / "cgroup.procs").write_text(pid)
+                with suppress(OSError):
                     group.rmdir()
                     break
-                except OSError:
-                    time.sleep(0.05)
+                time.sleep(0.05)
 
 
 def _machine_busy_s() -> float:
