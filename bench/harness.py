@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,6 @@ class Options:
     """Where the task sets lie."""
     set_up: bool = False
     """May fetch what a comparison needs (its own virtual environment)."""
-    extra: Mapping[str, str] = field(default_factory=dict)
-    """Further `--set KEY=VALUE` options of single figures."""
 
     def samples(self, full: int, quick: int) -> int:
         """The number of samples to take: `full`, or `quick` with --quick."""

@@ -21,6 +21,7 @@ from bench.worlds import checked, library
 
 GROUP, GROUPS = 8, 250
 BLOCK = 10
+WARM_UP = 3
 BAR_CPU, BAR_MEMORY = 1.3, 0.05
 _PLUGINS = ("-p", "no:cacheprovider", "-p", "pytest_timeout")
 _HIERARCHY = Path("/sys/fs/cgroup/cpuacct")
@@ -143,7 +144,7 @@ def run(options: Options) -> dict[str, Any]:
             wrong.extend(e.failure.message for e in done.episodes if e.failure is not None)
             memory.append(own_memory_bytes())
 
-    asyncio.run(groups_of_rollouts(1))
+    asyncio.run(groups_of_rollouts(WARM_UP))
     before, kernel = footprint(options.home / "home"), kernel_group_counts()
     memory.clear()
     walls["group"].clear()
