@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from worldfork.core.clock import SystemClock
-from worldfork.core.errors import NotCapturable, NotFound, PathError, SandboxDied, SandboxError, WorldforkError
+from worldfork.core.errors import NotCapturable, NotFound, SandboxDied, SandboxError, WorldforkError
 from worldfork.core.ids import new_id
 from worldfork.lineage.capture import Capture, Copied, copy_upper, is_untouched
 from worldfork.lineage.live import Live
@@ -98,8 +98,10 @@ async def left_out(live: Live) -> tuple[str, ...]:
     connection = await live.connection()
     try:
         records = await list_directory(connection, "/dev/shm")
-    except PathError:
-        return ()
+    except SandboxDied:
+        raise
+    except SandboxError:
+        return ()  # no such directory, or processes inside that kill whoever looks
     if not records:
         return ()
     return (f"/dev/shm holds {len(records)} entries, which are memory and not in a filesystem snapshot",)
