@@ -30,6 +30,8 @@ from worldfork.store.faultpoints import fault
 from worldfork.store.store import LayerDraft
 
 _HOLD_S = 300.0
+_LOOK_S = 2.0
+"""How long a look at what a snapshot will not hold may take."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +99,12 @@ async def left_out(live: Live) -> tuple[str, ...]:
     """Return what a snapshot of the disk will not hold although it is there: /dev/shm is memory."""
     connection = await live.connection()
     try:
-        records = await list_directory(connection, "/dev/shm")
+        async with asyncio.timeout(_LOOK_S):
+            records = await list_directory(connection, "/dev/shm")
     except SandboxDied:
         raise
-    except SandboxError:
-        return ()  # no such directory, or processes inside that kill whoever looks
+    except (SandboxError, TimeoutError):
+        return ()  # no such directory, or processes inside that kill or stop whoever looks
     if not records:
         return ()
     return (f"/dev/shm holds {len(records)} entries, which are memory and not in a filesystem snapshot",)
