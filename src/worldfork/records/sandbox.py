@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -56,10 +56,6 @@ class Limits:
     """MiB that its own difference may take on the host's disk."""
     pids: int | None = 1024
     """Processes and threads."""
-
-    def merged(self, **changes: float | int | None) -> Limits:
-        """Return these limits with those changes that are not None."""
-        return replace(self, **{key: value for key, value in changes.items() if value is not None})  # type: ignore[arg-type]  # the keys are the fields' own
 
 
 @dataclass(frozen=True)

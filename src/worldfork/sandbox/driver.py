@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from worldfork.records.sandbox import SandboxFacts
@@ -61,7 +61,6 @@ class Started:
     connection: Connection
     leash: int
     """Descriptor whose last copy's closing ends the sandbox, unless it is detached."""
-    cgroups: tuple[str, ...] = field(default=())
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ class NamespaceDriver:
             if isinstance(error, TimeoutError):
                 raise LaunchFailed(f"the sandbox did not answer within {_START_S:.0f} s") from None
             raise
-        return Started(pid=pid, connection=connection, leash=leash, cgroups=facts.cgroups)
+        return Started(pid=pid, connection=connection, leash=leash)
 
     async def reroot(
         self, facts: SandboxFacts, ground: Ground, namespaces: list[int], kept: tuple[int, ...]
