@@ -11,6 +11,7 @@ PACKAGE = "worldfork"
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"core"}),
     frozenset({"records"}),
+    frozenset({"content"}),  # trees on disk, as the store reads and writes them, without its metadata
     frozenset({"store", "sandbox"}),
     frozenset({"lineage"}),
     frozenset({"worlds"}),  # a world is made once with what lineage offers
