@@ -7,26 +7,16 @@ that place is refused and what is mounted there is left alone.
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import functools
 import os
 import stat
 from pathlib import Path
 
+from worldfork.core.beneath import open_beneath
 from worldfork.core.errors import ConfigError, StoreError
 
-_OPENAT2 = 437  # the same number on every architecture
-_RESOLVE_NO_XDEV = 0x01  # refuses bind mounts of the same device too
-_RESOLVE_NO_SYMLINKS = 0x04
-_RESOLVE_BENEATH = 0x08
-_DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEEPEST = 32
 _REPORTED = 20
-
-
-class _OpenHow(ctypes.Structure):
-    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
 
 
 def remove_tree(path: Path, *, dir_fd: int | None = None) -> None:
@@ -173,10 +163,10 @@ class _Removal:
 
     def _open(self, above: int, name: str, path: str) -> _Frame:
         try:
-            fd = _open_beneath(above, name, os.O_RDONLY)
+            fd = open_beneath(above, name, os.O_RDONLY | os.O_DIRECTORY)
         except PermissionError:
             _open_up(above, name)
-            fd = _open_beneath(above, name, os.O_RDONLY)
+            fd = open_beneath(above, name, os.O_RDONLY | os.O_DIRECTORY)
         try:
             if stat.S_IMODE(os.fstat(fd).st_mode) & 0o700 != 0o700:
                 _allow(fd)
@@ -192,7 +182,7 @@ class _Removal:
 
 def _open_up(above: int, name: str) -> None:
     """Give the owner all permissions on a directory that is not a link and not on another mount."""
-    fd = _open_beneath(above, name, os.O_PATH)
+    fd = open_beneath(above, name, os.O_PATH | os.O_DIRECTORY)
     try:
         # Neither fchmod nor chmod by name will do: one refuses O_PATH, the other follows links.
         os.chmod(f"/proc/self/fd/{fd}", 0o700)
@@ -205,62 +195,3 @@ def _allow(fd: int) -> None:
         os.fchmod(fd, 0o700)
     except PermissionError:
         pass  # somebody else's directory; the removals in it will tell
-
-
-def _open_beneath(above: int, name: str, flags: int) -> int:
-    """Open the directory `name` in `above`, refusing links and mounts."""
-    openat2 = _openat2()
-    if openat2 is not None:
-        return openat2(above, name, flags | _DIRECTORY)
-    fd = os.open(name, flags | _DIRECTORY, dir_fd=above)
-    if _mount_of(fd) != _mount_of(above):
-        os.close(fd)
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
-    return fd
-
-
-def _mount_of(fd: int) -> str:
-    with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:
-        return next(line for line in lines if line.startswith("mnt_id:"))
-
-
-class _OpenAt2:
-    def __init__(self) -> None:
-        self._syscall = ctypes.CDLL(None, use_errno=True).syscall
-        self._syscall.restype = ctypes.c_long
-
-    def __call__(self, above: int, name: str, flags: int) -> int:
-        how = _OpenHow(flags, 0, _RESOLVE_NO_XDEV | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH)
-        while True:
-            fd = int(
-                self._syscall(
-                    ctypes.c_long(_OPENAT2),
-                    ctypes.c_int(above),
-                    ctypes.c_char_p(os.fsencode(name)),
-                    ctypes.byref(how),
-                    ctypes.c_size_t(ctypes.sizeof(how)),
-                )
-            )
-            if fd >= 0:
-                return fd
-            number = ctypes.get_errno()
-            # EAGAIN: a rename elsewhere on the machine raced with the check of RESOLVE_BENEATH.
-            if number not in (errno.EAGAIN, errno.EINTR):
-                raise OSError(number, os.strerror(number), name)
-
-
-@functools.cache
-def _openat2() -> _OpenAt2 | None:
-    """Return the call, or None where a seccomp filter of the host forbids it (Docker before 20.10)."""
-    call = _OpenAt2()
-    try:
-        probe = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.close(call(probe, ".", os.O_PATH | _DIRECTORY))
-        finally:
-            os.close(probe)
-    except OSError as error:
-        if error.errno in (errno.ENOSYS, errno.EPERM):
-            return None
-        raise
-    return call

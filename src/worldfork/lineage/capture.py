@@ -20,9 +20,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from worldfork.content.marks import data_xattrs
 from worldfork.core.errors import NotCapturable
 from worldfork.lineage.copier import Copier
-from worldfork.lineage.upper import Copied, Entry, closed_again, data_xattrs, scan
+from worldfork.lineage.upper import Copied, Entry, closed_again, scan
 
 __all__ = ["Capture", "Copied", "copy_upper", "is_untouched"]
 

@@ -9,8 +9,9 @@ import stat
 from collections import defaultdict
 from collections.abc import Iterable
 
+from worldfork.content.marks import is_tie, mark
 from worldfork.core.errors import NotCapturable
-from worldfork.lineage.upper import is_tie, make_directory, mark
+from worldfork.lineage.upper import make_directory
 
 _FICLONE = 0x40049409
 _NO_CLONE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM)

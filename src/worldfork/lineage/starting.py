@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from worldfork.content.marks import data_xattrs
 from worldfork.core.errors import ConfigError, DriverUnavailable, FormatUnsupported, WorldforkError
 from worldfork.core.ids import new_id
 from worldfork.lineage.identity import hostname, identity_files
 from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place
-from worldfork.lineage.upper import data_xattrs, make_directory
+from worldfork.lineage.upper import make_directory
 from worldfork.records.sandbox import Base, Limits, SandboxFacts
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.bases import host_base

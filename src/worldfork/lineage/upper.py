@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from worldfork.content.marks import mark
+
 _TICK_NS = 20_000_000
 """Longer than a tick of any kernel's coarse clock (10 ms at 100 Hz)."""
 _SECOND_NS = 1_000_000_000
-_PREFIX = {"trusted": "trusted.overlay.", "user": "user.overlay."}
-_TIES = ("origin", "impure", "nlink", "uuid", "upper")
-"""Marks that tie an upper to inodes of its lowers; a copy has other inodes."""
-_MARKS = (*_TIES, "opaque", "redirect", "metacopy", "protattr", "whiteout", "verity")
 
 
 class Entry(NamedTuple):
@@ -59,31 +57,6 @@ class Copied:
         except FileNotFoundError:
             return cls()
         return cls(tuple(data["layers"]), {name: Entry(*row) for name, row in data["entries"].items()})
-
-
-def is_mark(name: str, form: str) -> bool:
-    """Whether an extended attribute is the overlay's own; one that a user gave a like name is not."""
-    return name.startswith(_PREFIX[form]) and name.removeprefix(_PREFIX[form]) in _MARKS
-
-
-def is_tie(name: str, form: str) -> bool:
-    """Whether an extended attribute holds only for this very upper, so that no copy may carry it."""
-    return name.startswith(_PREFIX[form]) and name.removeprefix(_PREFIX[form]) in _TIES
-
-
-def mark(name: str, form: str) -> str:
-    """Return the full name of one of the overlay's own attributes."""
-    return _PREFIX[form] + name
-
-
-def data_xattrs(path: str | int, form: str) -> dict[str, bytes]:
-    """Return the extended attributes of a path (itself, if it is a link) or descriptor, less the overlay's own."""
-    follow = isinstance(path, int)
-    return {
-        name: os.getxattr(path, name, follow_symlinks=follow)
-        for name in os.listxattr(path, follow_symlinks=follow)
-        if not is_mark(name, form)
-    }
 
 
 def scan(upper: str, form: str, writable: Collection[int] | None, modes: dict[str, int] | None) -> dict[str, Entry]:

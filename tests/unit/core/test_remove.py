@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from worldfork.core import remove
+from worldfork.core import beneath, remove
 from worldfork.core.errors import ConfigError, StoreError
 from worldfork.core.remove import remove_tree
 
@@ -82,7 +82,7 @@ def test_deeper_than_any_stack_or_path(tmp_path: Path) -> None:
 
 
 def test_without_openat2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remove, "_openat2", lambda: None)
+    monkeypatch.setattr(beneath, "_openat2", lambda: None)
     (tmp_path / "tree" / "a").mkdir(parents=True)
     (tmp_path / "tree" / "a" / "file").write_text("x")
     remove_tree(tmp_path / "tree")
@@ -128,11 +128,11 @@ def test_opens_up_directories_of_our_own() -> None:
 MOUNTED = """
 import errno, os, subprocess, sys
 from pathlib import Path
-from worldfork.core import remove
+from worldfork.core import beneath, remove
 from worldfork.core.errors import StoreError
 place = Path(sys.argv[1])
 if sys.argv[2] == "without":
-    remove._openat2 = lambda: None
+    beneath._openat2 = lambda: None
 tree, host = place / "tree", place / "host"
 for made in (tree / "sub" / "mounted", tree / "sub" / "memory", host / "deep", tree / "other"):
     made.mkdir(parents=True)
