@@ -9,7 +9,7 @@ import secrets
 
 from worldfork.core.errors import ConfigError
 
-PREFIXES = {"sb": "sandbox", "sn": "snapshot", "ly": "layer", "ow": "owner", "run": "run"}
+PREFIXES = {"sb": "sandbox", "sn": "snapshot", "ly": "layer", "ow": "owner", "rd": "reading", "run": "run"}
 """What each prefix stands for."""
 
 _BODY = re.compile(r"[a-z2-7]{16}", re.ASCII)

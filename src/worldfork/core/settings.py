@@ -15,7 +15,10 @@ Form = Literal["auto", "trusted", "user"]
 Overlay = Literal["auto", "new", "legacy"]
 Cgroups = Literal["auto", "off"]
 
+Upkeep = Literal["auto", "off"]
+
 DEFAULT_RESERVE_BYTES = 1 << 30
+DEFAULT_LEASE_TTL_S = 300
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,15 @@ class Settings:
     """"off": limits by rlimits alone. `WORLDFORK_CGROUPS`."""
     reserve_bytes: int = DEFAULT_RESERVE_BYTES
     """Free disk space in bytes that sandboxes must leave to the host. `WORLDFORK_RESERVE_BYTES`."""
+    quota_bytes: int = 0
+    """What the layers of this home may take on disk; 0 is no limit. `WORLDFORK_QUOTA_BYTES`."""
+    lease_ttl_s: int = DEFAULT_LEASE_TTL_S
+    """How long an owner that is alive may stand still before it loses what it was writing or reading.
+    `WORLDFORK_LEASE_TTL_S`."""
+    remote: str = ""
+    """Where snapshots of level `exported` go: a directory or `s3://bucket/prefix`. `WORLDFORK_REMOTE`."""
+    upkeep: Upkeep = "auto"
+    """"off": layers are sealed, shared and squashed only by `worldfork store upkeep`. `WORLDFORK_UPKEEP`."""
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
@@ -51,6 +63,10 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         overlay=cast(Overlay, _one_of(source, "WORLDFORK_OVERLAY", get_args(Overlay))),
         cgroups=cast(Cgroups, _one_of(source, "WORLDFORK_CGROUPS", get_args(Cgroups))),
         reserve_bytes=_size(source, "WORLDFORK_RESERVE_BYTES", DEFAULT_RESERVE_BYTES),
+        quota_bytes=_size(source, "WORLDFORK_QUOTA_BYTES", 0),
+        lease_ttl_s=_seconds(source, "WORLDFORK_LEASE_TTL_S", DEFAULT_LEASE_TTL_S),
+        remote=source.get("WORLDFORK_REMOTE", ""),
+        upkeep=cast(Upkeep, _one_of(source, "WORLDFORK_UPKEEP", get_args(Upkeep))),
     )
 
 
@@ -92,9 +108,20 @@ def _one_of(source: Mapping[str, str], name: str, choices: tuple[str, ...]) -> s
 
 
 def _size(source: Mapping[str, str], name: str, default: int) -> int:
+    return _whole_number(source, name, default, "bytes")
+
+
+def _seconds(source: Mapping[str, str], name: str, default: int) -> int:
+    seconds = _whole_number(source, name, default, "seconds")
+    if seconds < 1:
+        raise ConfigError(f"{name} is {seconds}", remedy="give at least 1", name=name)
+    return seconds
+
+
+def _whole_number(source: Mapping[str, str], name: str, default: int, unit: str) -> int:
     text = source.get(name, "")
     if not text:
         return default
     if not (text.isascii() and text.isdigit()):
-        raise ConfigError(f"{name} is {text!r}", remedy="give a whole number of bytes", name=name)
+        raise ConfigError(f"{name} is {text!r}", remedy=f"give a whole number of {unit}", name=name)
     return int(text)

@@ -299,7 +299,7 @@ async def _starting_point(here: Place, snapshot_id: str | None, image: str | Non
 
 
 def _living(here: Place) -> Iterator[Holder]:
-    return (holder for holder in here.store.holders() if here.store.is_alive(holder.holder_id))
+    return (one for one in here.store.holders() if one.kind == "sandbox" and here.store.is_alive(one.holder_id))
 
 
 def _find(here: Place, wanted: str) -> Holder:

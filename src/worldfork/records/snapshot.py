@@ -27,6 +27,17 @@ class SnapshotStatus(str, Enum):
     UNKNOWN = "unknown"
 
 
+class SnapshotLevel(str, Enum):
+    """What a snapshot is kept against, chosen when it is taken."""
+
+    VOLATILE = "volatile"
+    """Throw-away: never synchronised, gone after a crash of the machine, first to go when the quota is met."""
+    LOCAL = "local"
+    """Survives a crash of the machine once it is durable."""
+    EXPORTED = "exported"
+    """Durable here, and then copied to the remote of the settings."""
+
+
 class SnapshotWaitCondition(str, Enum):
     """What `checkpoint` waits for: forkable, or safe from a crash of the machine too."""
 
@@ -48,6 +59,16 @@ class LayerRecord:
     """Of its content; None until the layer is sealed."""
     created_s: float
     """Seconds since the epoch."""
+    entries: int | None = None
+    """How many paths it has; None until the layer is sealed, as the two sizes."""
+    logical_bytes: int | None = None
+    """What its files hold."""
+    stored_bytes: int | None = None
+    """What it takes on disk."""
+    covers: tuple[str, ...] = ()
+    """Of a merged layer: the ids that it stands for, top first."""
+    level: int = 0
+    """Of a merged layer: how many times its content has been merged."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +94,14 @@ class SnapshotRecord:
     """What a restore needs besides the disk: env, user, working_dir, limits."""
     size_bytes: int | None = None
     label: str | None = None
+    made_by: str = ""
+    """What made it: "checkpoint", "base" or "import"."""
+    level: str = "local"
+    """A `SnapshotLevel`."""
+    digest: str | None = None
+    """Of the whole state as it looks from inside; None until somebody asked for it."""
+    exported: str | None = None
+    """Where a copy of it was pushed to last."""
 
     def to_json(self) -> str:
         """Return one line of JSON."""

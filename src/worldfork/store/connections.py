@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 from worldfork.core.errors import Corrupt, FormatUnsupported, StoreError
-from worldfork.store.schema import APPLICATION, FORMAT, SCHEMA
+from worldfork.store.faultpoints import fault
+from worldfork.store.schema import APPLICATION, FORMAT, SCHEMA, UPGRADES
 
 BUSY_S = 10.0
 """Seconds after which waiting for other writers is an error."""
@@ -91,15 +92,23 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def make_tables(connection: sqlite3.Connection, path: Path) -> None:
-    """Make the tables where they are missing. Not for two processes at once."""
-    if _check_format(connection, path) != 0:
+    """Make the tables where they are missing, and bring those of an older format up to this. One process at a time.
+
+    An upgrade is one transaction, so that a kill leaves the old format or the new one; it only adds, so that a process
+    of an older version that has the store open goes on.
+    """
+    found = _check_format(connection, path)
+    if found == FORMAT:
         return
     connection.execute("BEGIN IMMEDIATE")
-    for statement in SCHEMA:
-        connection.execute(statement)
+    statements = SCHEMA if found == 0 else [one for number in range(found, FORMAT) for one in UPGRADES[number]]
+    for statement in statements:
+        connection.execute(statement, {"monotonic_s": time.monotonic()} if ":monotonic_s" in statement else {})
+        fault("upgrade:statement")
     connection.execute(f"PRAGMA application_id={APPLICATION}")
     connection.execute(f"PRAGMA user_version={FORMAT}")
     connection.execute("COMMIT")
+    fault("upgrade:committed")
 
 
 def begin_immediate(connection: sqlite3.Connection) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from worldfork.core.errors import NotFound, StoreError
+from worldfork.core.errors import NotFound, StoreError, WorldforkError
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.snapshots import Snapshots
@@ -28,36 +28,102 @@ class Durability(Snapshots):
             NotFound: there is no such snapshot, or it was deleted meanwhile.
             OutOfSpace, StoreError: the disk failed (`errno` EIO); the snapshot stays ready.
         """
-        record = self.snapshot(snapshot_id)
-        if record.state == "durable":
-            return
-        with self.database.read() as db:
-            rows = db.execute(
-                "SELECT layer_id FROM layers WHERE state = 'ready' AND layer_id IN (SELECT value FROM json_each(?))",
-                (json.dumps(record.layers),),
-            ).fetchall()
-        layer_ids = [row[0] for row in rows]
+        error = self.make_all_durable([snapshot_id], sync_fds).get(snapshot_id)
+        if error is not None:
+            raise error
+
+    def make_all_durable(self, snapshot_ids: Iterable[str], sync_fds: Sequence[int] = ()) -> dict[str, WorldforkError]:
+        """Bring many snapshots to disk with one synchronisation; return the errors of those that are not.
+
+        Args: as of `make_durable`.
+        """
+        errors: dict[str, WorldforkError] = {}
+        waiting: dict[str, tuple[str, ...]] = {}
+        for snapshot_id in dict.fromkeys(snapshot_ids):
+            try:
+                record = self.snapshot(snapshot_id)
+                if record.state != "durable":
+                    waiting[snapshot_id] = record.layers
+            except WorldforkError as error:
+                errors[snapshot_id] = error
+        if not waiting:
+            return errors
         try:
-            with typed(f"{snapshot_id} cannot be brought to disk"):
-                self._sync(layer_ids, sync_fds)
-        except StoreError:
-            # Was it deleted meanwhile, and its layers collected? Then that is the error.
-            self._expect_kept(snapshot_id)
-            raise
+            self._bring_to_disk(waiting, sync_fds, errors)
+        except WorldforkError as error:
+            errors.update({snapshot_id: self._reason(snapshot_id, error) for snapshot_id in waiting})
+        return errors
+
+    def make_layers_durable(self, layer_ids: Sequence[str]) -> None:
+        """Bring layers that no snapshot uses yet to disk, and say so. Hold them meanwhile.
+
+        Raises:
+            NotFound: one is gone. OutOfSpace, StoreError: the disk failed.
+        """
+        unsettled = self._unsettled(layer_ids)
+        with typed("layers cannot be brought to disk"):
+            self._sync(())
+            for layer_id in unsettled:
+                self._sync_layer(layer_id)
+            _sync_directory(self.home.layers)
+        fault("make_layers_durable:synced")
+        with self.database.write_lasting() as db:
+            for layer_id in unsettled:
+                changed = db.execute(
+                    "UPDATE layers SET state = 'durable' WHERE layer_id = ? AND state IN ('ready', 'durable')",
+                    (layer_id,),
+                ).rowcount
+                if changed != 1:
+                    raise NotFound(f"there is no layer {layer_id}", layer_id=layer_id)
+        fault("make_layers_durable:committed")
+
+    def _bring_to_disk(
+        self, waiting: dict[str, tuple[str, ...]], sync_fds: Sequence[int], errors: dict[str, WorldforkError]
+    ) -> None:
+        """Do it; takes from `waiting` whatever turns out to have failed alone."""
+        layer_ids = self._unsettled({layer_id for layers in waiting.values() for layer_id in layers})
+        with typed("the layers cannot be brought to disk"):
+            self._sync(sync_fds)
+        lost = set()
+        for layer_id in layer_ids:
+            try:
+                with typed(f"the layer {layer_id} cannot be brought to disk"):
+                    self._sync_layer(layer_id)
+            except StoreError as error:
+                lost.add(layer_id)
+                for snapshot_id in [one for one, layers in waiting.items() if layer_id in layers]:
+                    del waiting[snapshot_id]
+                    errors[snapshot_id] = self._reason(snapshot_id, error)
+        with typed("the layers cannot be brought to disk"):
+            _sync_directory(self.home.layers)
         fault("make_durable:directories")
         with self.database.write() as db:
             # From here on a crash of the machine either forgets this word, or keeps it and the bytes.
-            changed = db.execute(
-                "UPDATE snapshots SET state = 'synced' WHERE snapshot_id = ? AND state != 'durable'", (snapshot_id,)
-            ).rowcount
-        if changed != 1:
-            self._expect_kept(snapshot_id)
-            return
+            gone = [
+                snapshot_id
+                for snapshot_id in waiting
+                if db.execute(
+                    "UPDATE snapshots SET state = 'synced' WHERE snapshot_id = ? AND state != 'durable'",
+                    (snapshot_id,),
+                ).rowcount
+                != 1
+            ]
         fault("make_durable:noted")
         self.database.sync_log()
         fault("make_durable:lasting")
+        for snapshot_id in gone:
+            del waiting[snapshot_id]
+            try:
+                self._expect_kept(snapshot_id)
+            except NotFound as error:
+                errors[snapshot_id] = error
+        self._say(waiting, [layer_id for layer_id in layer_ids if layer_id not in lost])
+
+    def _say(self, snapshot_ids: Iterable[str], layer_ids: Sequence[str]) -> None:
         with self.database.write() as db:
-            db.execute("UPDATE snapshots SET state = 'durable' WHERE snapshot_id = ?", (snapshot_id,))
+            db.executemany(
+                "UPDATE snapshots SET state = 'durable' WHERE snapshot_id = ?", [(one,) for one in snapshot_ids]
+            )
             db.executemany(
                 "UPDATE layers SET state = 'durable' WHERE layer_id = ? AND state = 'ready'",
                 [(layer_id,) for layer_id in layer_ids],
@@ -66,36 +132,66 @@ class Durability(Snapshots):
         fault("make_durable:committed")
         self.database.checkpoint()
 
+    def _unsettled(self, layer_ids: Iterable[str]) -> list[str]:
+        with self.database.read() as db:
+            rows = db.execute(
+                "SELECT layer_id FROM layers WHERE state = 'ready' AND layer_id IN (SELECT value FROM json_each(?))",
+                (json.dumps(list(layer_ids)),),
+            ).fetchall()
+        return [row[0] for row in rows]
+
+    def _reason(self, snapshot_id: str, error: WorldforkError) -> WorldforkError:
+        """Return why a snapshot could not be brought to disk: if it was deleted meanwhile, then that."""
+        try:
+            self._expect_kept(snapshot_id)
+        except NotFound as gone:
+            return gone
+        except WorldforkError:
+            pass
+        return error
+
     def _expect_kept(self, snapshot_id: str) -> None:
         try:
             self.snapshot(snapshot_id)
         except NotFound as error:
             raise NotFound(f"{snapshot_id} was deleted before it was durable", snapshot_id=snapshot_id) from error
 
-    def _sync(self, layer_ids: Sequence[str], sync_fds: Sequence[int]) -> None:
+    def _sync(self, sync_fds: Sequence[int]) -> None:
         for fd in sync_fds:
             syncfs(fd)
         fault("make_durable:written")
         _sync_file_system(self.home.layers)
         fault("make_durable:synced")
-        for layer_id in layer_ids:
-            _sync_directory(self.home.layers / layer_id)
-        _sync_directory(self.home.layers)
+
+    def _sync_layer(self, layer_id: str) -> None:
+        _sync_directory(self.home.layers / layer_id)
 
     def pending_durability(self) -> list[str]:
         """Return the ready snapshots that are this process's to make durable: its own and those of dead owners.
+
+        Throw-away snapshots never are.
 
         Raises:
             StoreError: the metadata or the locks failed.
         """
         with self.database.read() as db:
             rows = db.execute(
-                "SELECT snapshot_id, owner_id FROM snapshots WHERE state != 'durable' ORDER BY created_s, number"
+                "SELECT snapshot_id, owner_id FROM snapshots WHERE state != 'durable' AND level != 'volatile'"
+                " ORDER BY created_s, number"
             ).fetchall()
         mine = self.owner_id
         others = {owner for _, owner in rows if owner != mine}
         living = {owner for owner in others if self.is_alive(owner)}
         return [snapshot_id for snapshot_id, owner in rows if owner not in living]
+
+    def pending_export(self) -> list[str]:
+        """Return the durable snapshots of level `exported` that nobody has pushed yet, the oldest first."""
+        with self.database.read() as db:
+            rows = db.execute(
+                "SELECT snapshot_id FROM snapshots WHERE level = 'exported' AND exported IS NULL"
+                " AND state = 'durable' ORDER BY number"
+            ).fetchall()
+        return [row[0] for row in rows]
 
 
 def _sync_file_system(directory: Path) -> None:

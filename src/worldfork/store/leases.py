@@ -18,7 +18,10 @@ from worldfork.store.owner import OwnedStore, frees_space
 GRACE_S = 30.0
 """Seconds that a new holder may take to lock its file, while whoever made it is alive."""
 
-_COLUMNS = "holder_id, kind, snapshot_id, layers, facts, owner_id, created_s"
+READING = "reading"
+"""The kind of holders that live as their owner does; see `readings`."""
+
+_COLUMNS = "holder_id, kind, snapshot_id, layers, facts, owner_id, created_s, renewed_s"
 
 
 @dataclass(frozen=True)
@@ -29,15 +32,17 @@ class Holder:
     """An id, usually of a sandbox. It lives as long as the record lock on its lock file is held."""
     kind: str = "sandbox"
     snapshot_id: str | None = None
-    """A snapshot that it uses with all its layers."""
+    """A snapshot that it uses, which cannot be deleted meanwhile."""
     layers: tuple[str, ...] = ()
-    """Layers that it uses; those of its snapshot may be among them or not."""
+    """All layers that it stands on: a snapshot's own may be exchanged for others of the same content at any time."""
     facts: str = "{}"
     """What others may know of it, as JSON; the store does not look at it."""
     owner_id: str = ""
     """Who made it; filled in by the store."""
     created_s: float = 0.0
     """Seconds since the Unix epoch; filled in by the store."""
+    renewed_s: float = 0.0
+    """When its owner last said that it goes on, on the machine's monotonic clock; filled in by the store."""
 
 
 class Leases(OwnedStore):
@@ -58,12 +63,17 @@ class Leases(OwnedStore):
         for holder in holders:
             _check_holder_id(holder.holder_id)
             listed = json.dumps(holder.layers)
-            rows.append((holder.holder_id, holder.kind, holder.snapshot_id, listed, holder.facts, owner_id, now_s))
+            values = (holder.holder_id, holder.kind, holder.snapshot_id, listed, holder.facts)
+            rows.append((*values, owner_id, now_s, self._clock.monotonic_s()))
         with self.database.write() as db:
             for snapshot_id, layers in {(holder.snapshot_id, holder.layers) for holder in holders}:
-                _require(db, snapshot_id, layers, owner_id)
+                # A snapshot that exists has its layers, and asking for each would make deep forks slow.
+                covered = set() if snapshot_id is None else set(self._layers_of(db, snapshot_id))
+                others = [layer_id for layer_id in layers if layer_id not in covered]
+                if others:
+                    require_layers(db, others, owner_id)
             db.executemany(
-                f"INSERT INTO holders ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+                f"INSERT INTO holders ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (holder_id) DO UPDATE SET kind = excluded.kind, snapshot_id = excluded.snapshot_id,"
                 " layers = excluded.layers, facts = excluded.facts",
                 rows,
@@ -119,34 +129,34 @@ class Leases(OwnedStore):
     def is_living(self, holder: Holder, *, grace_s: float = GRACE_S) -> bool:
         """Tell whether a holder counts as alive: its lock is held, or it is new and its maker is alive.
 
+        A reading does as long as its owner is alive and says so.
+
         Raises:
             StoreError: its lock cannot be looked at.
         """
+        if holder.kind == READING:
+            return self.is_going(holder.owner_id, holder.renewed_s)
         if self.is_alive(holder.holder_id):
             return True
         is_new = self._clock.now_s() - holder.created_s < grace_s
         return is_new and self.is_alive(holder.owner_id)
 
-    def _living(self, db: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> list[str]:
-        rows = db.execute(f"SELECT {_COLUMNS} FROM holders WHERE {condition}", values).fetchall()
-        return [holder.holder_id for holder in map(_as_holder, rows) if self.is_living(holder)]
+    def _layers_of(self, db: sqlite3.Connection, snapshot_id: str) -> list[str]:
+        """Return the layers of a snapshot, within a transaction.
 
-
-def _require(db: sqlite3.Connection, snapshot_id: str | None, layers: tuple[str, ...], owner_id: str) -> None:
-    """Check within a transaction that a snapshot and layers exist."""
-    covered: set[str] = set()
-    if snapshot_id is not None:
+        Raises:
+            NotFound: there is no such snapshot.
+        """
         row = db.execute(
             "SELECT json_extract(record, '$.layers') FROM snapshots WHERE snapshot_id = ?", (snapshot_id,)
         ).fetchone()
         if row is None:
             raise NotFound(f"there is no snapshot {snapshot_id}", snapshot_id=snapshot_id)
-        if layers:
-            # A snapshot that exists has its layers, and asking for each would make deep forks slow.
-            covered = set(json.loads(row[0] or "[]"))
-    others = [layer_id for layer_id in layers if layer_id not in covered]
-    if others:
-        require_layers(db, others, owner_id)
+        return [str(layer_id) for layer_id in json.loads(row[0] or "[]")]
+
+    def _living(self, db: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> list[str]:
+        rows = db.execute(f"SELECT {_COLUMNS} FROM holders WHERE {condition}", values).fetchall()
+        return [holder.holder_id for holder in map(_as_holder, rows) if self.is_living(holder)]
 
 
 def _check_holder_id(text: str) -> str:
@@ -154,6 +164,6 @@ def _check_holder_id(text: str) -> str:
     return check_id(prefix if prefix in PREFIXES else "sb", text)
 
 
-def _as_holder(row: tuple[str, str, str | None, str, str, str, float]) -> Holder:
-    holder_id, kind, snapshot_id, layers, facts, owner_id, created_s = row
-    return Holder(holder_id, kind, snapshot_id, tuple(json.loads(layers)), facts, owner_id, created_s)
+def _as_holder(row: tuple[str, str, str | None, str, str, str, float, float]) -> Holder:
+    holder_id, kind, snapshot_id, layers, facts, owner_id, created_s, renewed_s = row
+    return Holder(holder_id, kind, snapshot_id, tuple(json.loads(layers)), facts, owner_id, created_s, renewed_s)

@@ -17,11 +17,16 @@ from worldfork.core.clock import Clock, SystemClock, boot_id
 from worldfork.core.errors import OutOfSpace, StoreError
 from worldfork.core.ids import new_id
 from worldfork.core.remove import remove_tree
+from worldfork.core.settings import DEFAULT_LEASE_TTL_S
 from worldfork.store import ballast, locks
 from worldfork.store.database import Database
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
+from worldfork.store.heartbeat import Heartbeat
 from worldfork.store.home import Home
+
+_BEATS = 4
+"""How often a lease is renewed within its time to live."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -34,8 +39,10 @@ class OwnedStore:
     Use is as the class `Store`; this holds what its nouns share. A forked child gets an owner of its own.
     """
 
-    def __init__(self, home: Home, *, clock: Clock | None = None) -> None:
+    def __init__(self, home: Home, *, clock: Clock | None = None, ttl_s: float = DEFAULT_LEASE_TTL_S) -> None:
         self.home = home
+        self.ttl_s = ttl_s
+        """How long an owner that is alive may stand still before its drafts and readings are lost."""
         self._clock: Clock = clock or SystemClock()
         with typed("the boot id of the machine cannot be read"):
             self.boot_id = boot_id()
@@ -43,7 +50,37 @@ class OwnedStore:
         self.database = Database(home.database, lock_directory=home.locks)
         self._owner: tuple[str, locks.RecordLock] | None = None
         self._owner_mutex = threading.Lock()
+        self._heartbeat = self._new_heartbeat()
         _follow_forks(self)
+
+    def _new_heartbeat(self) -> Heartbeat:
+        return Heartbeat(self._renew, every_s=self.ttl_s / _BEATS)
+
+    def _renew(self) -> int:
+        """Renew the drafts and readings that this process still has; return how many those are."""
+        owner = self._owner
+        if owner is None:
+            return 0
+        values = (self._clock.monotonic_s(), owner[0])
+        with self.database.write() as db:
+            drafts = db.execute(
+                "UPDATE layers SET renewed_s = ? WHERE state = 'building' AND owner_id = ?", values
+            ).rowcount
+            readings = db.execute(
+                "UPDATE holders SET renewed_s = ? WHERE kind = 'reading' AND owner_id = ?", values
+            ).rowcount
+        return int(drafts + readings)
+
+    def is_going(self, owner_id: str, renewed_s: float) -> bool:
+        """Tell whether an owner is alive and has said so within `ttl_s`.
+
+        Args:
+            owner_id: whose lock to look at.
+            renewed_s: when it said so last, on the machine's monotonic clock.
+        Raises:
+            StoreError: the lock cannot be looked at.
+        """
+        return self._clock.monotonic_s() - renewed_s < self.ttl_s and self.is_alive(owner_id)
 
     @property
     def owner_id(self) -> str:
@@ -99,12 +136,17 @@ class OwnedStore:
         Raises:
             StoreError: it lies on another file system, or something is mounted on it.
         """
+        if self._move_to_trash(path):
+            fault("trash:moved")
+
+    def _move_to_trash(self, path: Path) -> bool:
+        """Do as `trash`; tell whether there was anything."""
         with typed(f"{path} cannot be moved to the trash"):
             try:
                 os.rename(path, self.home.trash / f"{path.name}-{secrets.token_hex(8)}")
             except FileNotFoundError:
-                return
-        fault("trash:moved")
+                return False
+        return True
 
     def empty_trash(self) -> None:
         """Remove what is in the trash, never following a link or crossing a mount.
@@ -133,6 +175,7 @@ class OwnedStore:
 
     def close(self) -> None:
         """Give up the owner and close the metadata. Idempotent; what was published stays."""
+        self._heartbeat.stop()
         with self._owner_mutex:
             owner, self._owner = self._owner, None
             if owner is not None:
@@ -144,6 +187,7 @@ class OwnedStore:
         self.database.start_over()
         self._owner = None
         self._owner_mutex = threading.Lock()
+        self._heartbeat = self._new_heartbeat()
 
 
 def frees_space(method: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P], _R]:

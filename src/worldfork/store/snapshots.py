@@ -7,17 +7,19 @@ from collections.abc import Sequence
 
 from worldfork.core.errors import ConfigError, Corrupt, Locked, NotFound
 from worldfork.core.ids import check_id
-from worldfork.records.snapshot import SnapshotRecord
+from worldfork.records.snapshot import SnapshotLevel, SnapshotRecord
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
-from worldfork.store.layers import FORMS, Layers, publish_layers, require_layers
-from worldfork.store.leases import Leases
+from worldfork.store.layers import FORMS, publish_layers, require_durable, require_layers
 from worldfork.store.owner import frees_space
+from worldfork.store.readings import Readings
 
+LEVELS = tuple(level.value for level in SnapshotLevel)
 _LONGEST_NAME = 200
+_COLUMNS = "state, record, level, digest, exported"
 
 
-class Snapshots(Layers, Leases):
+class Snapshots(Readings):
     """The snapshots of a store, and their names."""
 
     def publish(self, record: SnapshotRecord, new_layers: Sequence[str]) -> None:
@@ -35,6 +37,8 @@ class Snapshots(Layers, Leases):
         if record.form not in FORMS:
             raise ConfigError(f"{record.form!r} is not a form of snapshots", remedy=f"use one of {', '.join(FORMS)}")
         self._expect_content(new_layers)
+        if record.level not in LEVELS:
+            raise ConfigError(f"{record.level!r} is not a level", remedy=f"use one of {', '.join(LEVELS)}")
         ready = dataclasses.replace(record, state="ready")
         owner_id = self.owner_id
         fault("publish:checked")
@@ -47,9 +51,9 @@ class Snapshots(Layers, Leases):
                 )
             publish_layers(db, new_layers, owner_id)
             db.execute(
-                "INSERT INTO snapshots (snapshot_id, state, owner_id, boot_id, created_s, record)"
-                " VALUES (?, 'ready', ?, ?, ?, ?)",
-                (record.snapshot_id, owner_id, self.boot_id, record.created_s, ready.to_json()),
+                "INSERT INTO snapshots (snapshot_id, state, owner_id, boot_id, created_s, record, level)"
+                " VALUES (?, 'ready', ?, ?, ?, ?, ?)",
+                (record.snapshot_id, owner_id, self.boot_id, record.created_s, ready.to_json(), record.level),
             )
             fault("publish:written")
         fault("publish:committed")
@@ -69,7 +73,7 @@ class Snapshots(Layers, Leases):
             Corrupt: its record cannot be read.
         """
         with self.database.read() as db:
-            row = db.execute("SELECT state, record FROM snapshots WHERE snapshot_id = ?", (snapshot_id,)).fetchone()
+            row = db.execute(f"SELECT {_COLUMNS} FROM snapshots WHERE snapshot_id = ?", (snapshot_id,)).fetchone()
         if row is None:
             raise NotFound(f"there is no snapshot {snapshot_id}", snapshot_id=snapshot_id)
         return _as_record(*row)
@@ -77,8 +81,70 @@ class Snapshots(Layers, Leases):
     def snapshots(self) -> list[SnapshotRecord]:
         """Return all snapshots, in the order in which they were published, whatever the clock said."""
         with self.database.read() as db:
-            rows = db.execute("SELECT state, record FROM snapshots ORDER BY number").fetchall()
+            rows = db.execute(f"SELECT {_COLUMNS} FROM snapshots ORDER BY number").fetchall()
         return [_as_record(*row) for row in rows]
+
+    def rewrite(self, run: Sequence[str], by: Sequence[str]) -> int:
+        """Let durable snapshots stand on other layers of the same content; return how many. On disk when it returns.
+
+        Whoever stands on the old layers holds them by their own ids and notices nothing.
+
+        Args:
+            run: ids of layers that follow each other in a snapshot's stack, top first.
+            by: what takes their place.
+        Raises:
+            ConfigError: `run` is empty.
+            NotFound: a layer of `by` is not durable: a snapshot that is must never lose one.
+            OutOfSpace, StoreError: the metadata failed; nothing was changed.
+        """
+        if not run:
+            raise ConfigError("no layers to rewrite", remedy="name at least one")
+        replaced = 0
+        with self.database.write_lasting() as db:
+            require_durable(db, by)
+            # The ids of a run are 19 characters between quotes, so that a search in the text finds no half of one.
+            rows = db.execute(
+                "SELECT number, record FROM snapshots WHERE state = 'durable' AND instr(record, ?) > 0",
+                (f'"{run[0]}"',),
+            ).fetchall()
+            for number, text in rows:
+                record = SnapshotRecord.from_json(text)
+                layers = exchanged(record.layers, run, by)
+                if layers != record.layers:
+                    changed = dataclasses.replace(record, layers=layers).to_json()
+                    db.execute("UPDATE snapshots SET record = ? WHERE number = ?", (changed, number))
+                    replaced += 1
+            if replaced:
+                # A collection that looked before this must look again.
+                db.execute("UPDATE counters SET value = value + 1 WHERE name = 'rewrites'")
+            fault("rewrite:written")
+        fault("rewrite:committed")
+        return replaced
+
+    def set_digest(self, snapshot_id: str, digest: str) -> None:
+        """Keep the digest of a snapshot's state, which never changes.
+
+        Raises:
+            NotFound: there is no such snapshot. OutOfSpace, StoreError: the metadata failed.
+        """
+        self._set(snapshot_id, "digest", digest)
+
+    def set_exported(self, snapshot_id: str, where: str) -> None:
+        """Write down where a whole copy of a snapshot is now.
+
+        Raises:
+            NotFound: there is no such snapshot. OutOfSpace, StoreError: the metadata failed.
+        """
+        self._set(snapshot_id, "exported", where)
+
+    def _set(self, snapshot_id: str, column: str, value: str) -> None:
+        with self.database.write() as db:
+            changed = db.execute(
+                f"UPDATE snapshots SET {column} = ? WHERE snapshot_id = ?", (value, snapshot_id)
+            ).rowcount
+        fault(f"set_{column}:committed")
+        if changed != 1:
+            raise NotFound(f"there is no snapshot {snapshot_id}", snapshot_id=snapshot_id)
 
     @frees_space
     def delete_snapshot(self, snapshot_id: str) -> None:
@@ -138,9 +204,21 @@ class Snapshots(Layers, Leases):
             return dict(db.execute("SELECT name, snapshot_id FROM names ORDER BY name").fetchall())
 
 
-def _as_record(state: str, text: str) -> SnapshotRecord:
+def exchanged(layers: tuple[str, ...], run: Sequence[str], by: Sequence[str]) -> tuple[str, ...]:
+    """Return a stack with `by` in the place of `run`; the stack itself where it does not hold the whole run."""
     try:
-        return dataclasses.replace(SnapshotRecord.from_json(text), state="durable" if state == "durable" else "ready")
+        start = layers.index(run[0])
+    except ValueError:
+        return layers
+    end = start + len(run)
+    return (*layers[:start], *by, *layers[end:]) if layers[start:end] == tuple(run) else layers
+
+
+def _as_record(state: str, text: str, level: str, digest: str | None, exported: str | None) -> SnapshotRecord:
+    shown = "durable" if state == "durable" else "ready"
+    try:
+        record = SnapshotRecord.from_json(text)
+        return dataclasses.replace(record, state=shown, level=level, digest=digest, exported=exported)
     except (ValueError, TypeError, KeyError) as error:
         raise Corrupt(
             f"the record of a snapshot cannot be read: {error!r}", expected="a SnapshotRecord", actual=text[:200]

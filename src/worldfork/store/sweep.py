@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,18 +12,7 @@ from worldfork.store import locks
 from worldfork.store.durability import Durability
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
-from worldfork.store.leases import GRACE_S, Holder
-from worldfork.store.owner import frees_space
-
-
-@dataclass
-class CollectReport:
-    """What a collection has removed."""
-
-    layers: list[str] = field(default_factory=list)
-    """Ids of the layers that are gone."""
-    failures: list[tuple[str, str]] = field(default_factory=list)
-    """What could not be removed, and why; the next collection tries again."""
+from worldfork.store.leases import GRACE_S, READING, Holder
 
 
 @dataclass
@@ -108,7 +96,7 @@ class Sweeping(Durability):
             try:
                 if self.is_living(holder, grace_s=grace_s):
                     continue
-                if dead is not None:
+                if dead is not None and holder.kind != READING:
                     dead(holder)
                 fault("sweep:holder_cleared")
                 self.release([holder.holder_id])
@@ -118,19 +106,18 @@ class Sweeping(Durability):
 
     def _sweep_drafts(self, report: SweepReport, grace_s: float) -> None:
         with self.database.read() as db:
-            rows = db.execute("SELECT layer_id, owner_id FROM layers WHERE state = 'building'").fetchall()
+            rows = db.execute("SELECT layer_id, owner_id, renewed_s FROM layers WHERE state = 'building'").fetchall()
         if not rows:
             return
-        living = {owner for owner in {row[1] for row in rows} if self.is_alive(owner)}
         # A detached sandbox whose maker died in the middle of a checkpoint still writes to such a layer.
         used = {
             layer for holder in self.holders() if self.is_living(holder, grace_s=grace_s) for layer in holder.layers
         }
-        for layer_id, owner_id in rows:
-            if owner_id in living or layer_id in used:
-                continue
+        for layer_id, owner_id, renewed_s in rows:
             try:
-                self.abandon_layer(layer_id)
+                if layer_id in used or self.is_going(owner_id, renewed_s):
+                    continue
+                self.abandon_layer(layer_id, owner_id=owner_id)
                 report.drafts.append(layer_id)
             except WorldforkError as error:
                 report.failures.append((layer_id, str(error)))
@@ -178,73 +165,3 @@ class Sweeping(Durability):
             report.leftovers.append(name)
         except WorldforkError as error:
             report.failures.append((name, str(error)))
-
-    @frees_space
-    def collect(self) -> CollectReport:
-        """Remove the layers that no snapshot and no holder uses. Safe beside writers, and to be killed at any instant.
-
-        Raises:
-            StoreError: the metadata failed; what was condemned goes with the next collection.
-        """
-        report = CollectReport()
-        condemned = self._condemn()
-        for layer_id in condemned:
-            try:
-                self.trash(self.home.layers / layer_id)
-                report.layers.append(layer_id)
-            except WorldforkError as error:
-                report.failures.append((layer_id, str(error)))
-        if report.layers:
-            fault("collect:moved")
-            with self.database.write() as db:
-                db.executemany(
-                    "DELETE FROM layers WHERE layer_id = ? AND state = 'condemned'",
-                    [(layer_id,) for layer_id in report.layers],
-                )
-            fault("collect:forgotten")
-        report.failures += self._empty_trash()
-        try:
-            self.database.checkpoint()
-        except WorldforkError as error:
-            report.failures.append(("checkpoint", str(error)))
-        return report
-
-    def _condemn(self) -> list[str]:
-        """Mark what is unused, and let that, and the deletions before it, reach the disk before any file is touched.
-
-        Otherwise a crash of the machine could bring a deleted snapshot back without its files.
-        """
-        unused, seen = self._unused_layers()
-        with self.database.write_lasting() as db:
-            # What has been published or held since then; the rest could only have lost users.
-            unused -= _used_layers(db, after=seen)
-            db.executemany(
-                "UPDATE layers SET state = 'condemned' WHERE layer_id = ? AND state IN ('ready', 'durable')",
-                [(layer_id,) for layer_id in sorted(unused)],
-            )
-            rows = db.execute("SELECT layer_id FROM layers WHERE state = 'condemned' ORDER BY layer_id").fetchall()
-            if rows:
-                db.execute("UPDATE counters SET value = value + 1 WHERE name = 'collections'")
-            fault("collect:condemned")
-        fault("collect:committed")
-        return [row[0] for row in rows]
-
-    def _unused_layers(self) -> tuple[set[str], int]:
-        """Return the layers without a user, and the number of the last snapshot that was looked at.
-
-        Reads one moment of the metadata while writers go on.
-        """
-        with self.database.view() as db:
-            seen = int(db.execute("SELECT ifnull(max(number), 0) FROM snapshots").fetchone()[0])
-            settled = {row[0] for row in db.execute("SELECT layer_id FROM layers WHERE state IN ('ready', 'durable')")}
-            return settled - _used_layers(db, after=0), seen
-
-
-def _used_layers(db: sqlite3.Connection, *, after: int) -> set[str]:
-    """Return the layers of all holders, and of the snapshots with a number beyond `after`."""
-    used = {row[0] for row in db.execute("SELECT DISTINCT value FROM holders, json_each(holders.layers)")}
-    rows = db.execute(
-        "SELECT DISTINCT value FROM snapshots, json_each(snapshots.record, '$.layers') WHERE number > ?", (after,)
-    )
-    used.update(row[0] for row in rows)
-    return used

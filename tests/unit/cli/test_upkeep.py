@@ -12,7 +12,8 @@ from tests.unit.cli.conftest import Invoke
 from worldfork.cli import upkeep
 from worldfork.core.settings import Settings
 from worldfork.sandbox.probe import ProbeResult
-from worldfork.store.sweep import CollectReport, SweepReport
+from worldfork.store.collect import CollectReport
+from worldfork.store.sweep import SweepReport
 
 
 def play_probe(monkeypatch: pytest.MonkeyPatch, *results: ProbeResult) -> None:

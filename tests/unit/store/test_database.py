@@ -67,7 +67,7 @@ def test_a_writer_that_does_not_end_is_a_lock_to_wait_for(tmp_path: Path, monkey
 
 def add_a_row_and_fail(store: Store, error: Exception) -> None:
     with store.database.write() as db:
-        db.execute("INSERT INTO holders VALUES ('x', 'x', 'x', NULL, '[]', '{}', 0)")
+        db.execute("INSERT INTO holders VALUES ('x', 'x', 'x', NULL, '[]', '{}', 0, 0)")
         raise error
 
 

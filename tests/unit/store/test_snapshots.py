@@ -201,15 +201,15 @@ class TestDelete:
     ) -> None:
         first = add_snapshot(store)
         store.delete_snapshot(first.snapshot_id)
-        look = store._unused_layers
+        look = store._look
 
-        def publish_after_the_look() -> tuple[set[str], int]:
+        def publish_after_the_look() -> tuple[set[str], int, int]:
             seen = look()
             assert seen[0] == set(first.layers)
             store.publish(record_of(first.layers), [])
             return seen
 
-        monkeypatch.setattr(store, "_unused_layers", publish_after_the_look)
+        monkeypatch.setattr(store, "_look", publish_after_the_look)
         assert store.collect().layers == []
         assert problems(store) == []
 
