@@ -1,0 +1,60 @@
+"""Stacks that random operations on real overlays left, as our own lookup shows them, and with runs of them merged."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.merged import seen_by_kernel, seen_by_us
+from tests.overlays import Stack, mounting
+from tests.property.conftest import FORMS, examples, operations_for
+from tests.trees import Program, differences
+
+from worldfork.core.remove import remove_tree
+
+
+@pytest.fixture(scope="module")
+def mounts() -> Iterator[Program]:
+    with mounting() as running:
+        yield running
+
+
+def layers_of(form: str) -> st.SearchStrategy[Any]:
+    return st.lists(st.lists(operations_for(form), min_size=1, max_size=12), min_size=1, max_size=5)
+
+
+def build(mounts: Program, place: Path, form: str, scenario: Any) -> list[Path]:
+    """Two to six layers, each what its operations left over those below; top first."""
+    stack = Stack(mounts, place, form)
+    try:
+        for operations in scenario:
+            stack.apply(*operations)
+            stack.take()
+    finally:
+        stack.end()
+    return stack.layers
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_view_shows_what_the_kernel_shows(form: str, mounts: Program, plain: Program, ground: Path) -> None:
+    @examples(60)
+    @given(layers_of(form))
+    def check(scenario: Any) -> None:
+        place = ground / uuid.uuid4().hex
+        place.mkdir()
+        try:
+            layers = build(mounts, place, form, scenario)
+            expected = seen_by_kernel(mounts, place / "point", layers, form)
+            lines = differences(expected, seen_by_us(layers, form))
+            assert not lines, "\n".join(lines)
+        finally:
+            plain.ask(place, forget=True, describe=False)
+            remove_tree(place)
+
+    check()
