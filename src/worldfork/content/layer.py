@@ -175,15 +175,19 @@ class _Walk:
             os.close(fd)
 
     def _unopened(self, directory: int, name: str, path: str) -> Found:
-        info = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
-            return Found(Entry(path, "w"), 0)
-        target = os.readlink(name, dir_fd=directory) if stat.S_ISLNK(info.st_mode) else ""
-        # There is no call that takes a name in a directory, and a path from the root may be too long.
-        return self._describe(info, f"/proc/self/fd/{directory}/{name}", path, target)
+        """Say what a path is that must not be opened: a device may do anything then, and a FIFO waits."""
+        fd = open_beneath(directory, name, os.O_PATH)
+        try:
+            info = os.fstat(fd)
+            if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
+                return Found(Entry(path, "w"), 0)
+            target = os.readlink("", dir_fd=fd) if stat.S_ISLNK(info.st_mode) else ""
+            return self._describe(info, f"/proc/self/fd/{fd}", path, target)
+        finally:
+            os.close(fd)
 
     def _describe(self, info: os.stat_result, where: int | str, path: str, target: str = "") -> Found:
-        """Say what a path is, from its facts and its descriptor or, where it is not opened, its place."""
+        """Say what a path is, from its facts and its descriptor or, of what is not opened, the name of that."""
         kind = _KINDS[stat.S_IFMT(info.st_mode)]
         identity = (info.st_dev, info.st_ino)
         shared = info.st_nlink > 1 and kind != "d"
@@ -200,8 +204,7 @@ class _Walk:
         size, content = 0, ""
         if kind == "f":
             size = info.st_size
-            if self._hash is not None:
-                assert isinstance(where, int)
+            if self._hash is not None and isinstance(where, int):
                 content = self._hash(where, size, stored < size)
         device = (os.major(info.st_rdev), os.minor(info.st_rdev)) if kind in "cb" else (0, 0)
         mode, mtime = stat.S_IMODE(info.st_mode), info.st_mtime_ns
@@ -211,19 +214,18 @@ class _Walk:
         return Found(entry, stored)
 
     def _attributes(self, where: int | str) -> tuple[tuple[tuple[str, bytes], ...], bool, str]:
-        follow = isinstance(where, int)
-        names = os.listxattr(where, follow_symlinks=follow)
+        names = os.listxattr(where)
         if not names:
             return (), False, ""
         data, opaque, redirect = [], False, ""
         for name in names:
             if not is_mark(name, self._form):
-                value = os.getxattr(where, name, follow_symlinks=follow)
+                value = os.getxattr(where, name)
                 data.append((name_inside(name, self._form), value))
             elif name == self._opaque:
-                opaque = os.getxattr(where, name, follow_symlinks=follow) == b"y"
+                opaque = os.getxattr(where, name) == b"y"
             elif name == self._redirect:
-                redirect = os.fsdecode(os.getxattr(where, name, follow_symlinks=follow))
+                redirect = os.fsdecode(os.getxattr(where, name))
         return tuple(sorted(data)), opaque, redirect
 
 
