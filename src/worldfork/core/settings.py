@@ -14,7 +14,7 @@ from worldfork.core.errors import ConfigError
 Form = Literal["auto", "trusted", "user"]
 Overlay = Literal["auto", "new", "legacy"]
 Cgroups = Literal["auto", "off"]
-
+IdRange = Literal["off", "auto"]
 Upkeep = Literal["auto", "off"]
 
 DEFAULT_RESERVE_BYTES = 1 << 30
@@ -35,6 +35,9 @@ class Settings:
     """Which mount interface makes overlays; "auto": the new one where the kernel has it. `WORLDFORK_OVERLAY`."""
     cgroups: Cgroups = "auto"
     """"off": limits by rlimits alone. `WORLDFORK_CGROUPS`."""
+    id_range: IdRange = "off"
+    """"auto": sandboxes of an ordinary user get the ids of /etc/subuid and /etc/subgid where a really started one proved
+    that they can; "off": root alone. `WORLDFORK_ID_RANGE`."""
     reserve_bytes: int = DEFAULT_RESERVE_BYTES
     """Free disk space in bytes that sandboxes must leave to the host. `WORLDFORK_RESERVE_BYTES`."""
     quota_bytes: int = 0
@@ -62,6 +65,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         form=cast(Form, _one_of(source, "WORLDFORK_FORM", get_args(Form))),
         overlay=cast(Overlay, _one_of(source, "WORLDFORK_OVERLAY", get_args(Overlay))),
         cgroups=cast(Cgroups, _one_of(source, "WORLDFORK_CGROUPS", get_args(Cgroups))),
+        id_range=cast(IdRange, _one_of(source, "WORLDFORK_ID_RANGE", get_args(IdRange))),
         reserve_bytes=_size(source, "WORLDFORK_RESERVE_BYTES", DEFAULT_RESERVE_BYTES),
         quota_bytes=_size(source, "WORLDFORK_QUOTA_BYTES", 0),
         lease_ttl_s=_seconds(source, "WORLDFORK_LEASE_TTL_S", DEFAULT_LEASE_TTL_S),
