@@ -1,0 +1,127 @@
+"""Keeping what the layers take within a quota: throw-away snapshots go, and nothing else ever does."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from worldfork.core.errors import WorldforkError
+from worldfork.records.snapshot import SnapshotLevel
+from worldfork.store.prune import delete_all, living_users, named_among
+from worldfork.store.store import Store
+from worldfork.store.usage import measure_layers
+
+_SETTLED = "state IN ('ready', 'durable')"
+
+
+@dataclass
+class QuotaReport:
+    """What was done for the quota."""
+
+    over_bytes: int = 0
+    """By how much it is still exceeded: nothing more can go by itself."""
+    deleted: list[str] = field(default_factory=list)
+    """Ids of the throw-away snapshots that are gone."""
+    layers: list[str] = field(default_factory=list)
+    """Ids of the layers that are gone."""
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    """What could not be removed, and why."""
+
+
+def over_quota(store: Store, quota_bytes: int) -> int:
+    """Return by how many bytes the layers exceed the quota: 0 if they do not, or there is none (0).
+
+    Cheap: it adds up sizes that are known. Layers count once they have been measured, which sealing them does.
+
+    Raises:
+        StoreError: the metadata cannot be read.
+    """
+    if quota_bytes <= 0:
+        return 0
+    with store.database.read() as db:
+        return max(0, _stored_bytes(db) - quota_bytes)
+
+
+def enforce_quota(store: Store, quota_bytes: int) -> QuotaReport:
+    """Where the layers exceed the quota, remove unused ones, and then throw-away snapshots, the oldest first.
+
+    Those with a name or a living sandbox stay, as do all of another level. Measures layers, so it takes long. Safe
+    beside any number of writers, and to be killed at any instant.
+
+    Args:
+        quota_bytes: what the layers may take on disk; 0 is no limit.
+    Raises:
+        StoreError: the metadata cannot be read.
+    """
+    report = QuotaReport()
+    if quota_bytes <= 0:
+        return report
+    measure_layers(store)
+    if over_quota(store, quota_bytes):
+        _collect(store, report)
+    if over_quota(store, quota_bytes):
+        with store.database.view() as db:
+            going = _going(store, db, _stored_bytes(db) - quota_bytes)
+        done = delete_all(store, going, _named_since)
+        report.deleted = done.deleted
+        report.failures += done.failures
+        if done.deleted:
+            _collect(store, report)
+    report.over_bytes = over_quota(store, quota_bytes)
+    return report
+
+
+def _stored_bytes(db: sqlite3.Connection) -> int:
+    row = db.execute(f"SELECT ifnull(sum(stored_bytes), 0) FROM layers WHERE {_SETTLED}").fetchone()
+    return int(row[0])
+
+
+def _collect(store: Store, report: QuotaReport) -> None:
+    try:
+        found = store.collect()
+    except WorldforkError as error:
+        report.failures.append(("collect", str(error)))
+        return
+    report.layers += found.layers
+    report.failures += found.failures
+
+
+def _named_since(db: sqlite3.Connection, snapshot_ids: Sequence[str]) -> dict[str, str]:
+    return {snapshot_id: f"named {names[0]}" for snapshot_id, names in named_among(db, snapshot_ids).items()}
+
+
+def _going(store: Store, db: sqlite3.Connection, wanted_bytes: int) -> list[str]:
+    """Return the fewest of the oldest throw-away snapshots that free so much, or all that free anything."""
+    rows = db.execute(
+        "SELECT snapshot_id FROM snapshots WHERE level = ? AND snapshot_id NOT IN (SELECT snapshot_id FROM names)",
+        (SnapshotLevel.VOLATILE.value,),
+    )
+    volatile = [row[0] for row in rows]
+    in_use = living_users(store, db, volatile)
+    candidates = dict.fromkeys(one for one in volatile if one not in in_use)
+    users: Counter[str] = Counter(row[0] for row in db.execute("SELECT value FROM holders, json_each(holders.layers)"))
+    others = set(users)
+    stacks: dict[str, list[str]] = {}
+    for snapshot_id, text in db.execute(
+        "SELECT snapshot_id, json_extract(record, '$.layers') FROM snapshots ORDER BY number"
+    ):
+        layers = json.loads(text or "[]")
+        users.update(layers)
+        if snapshot_id in candidates:
+            stacks[snapshot_id] = layers
+        else:
+            others.update(layers)
+    sizes = dict(db.execute(f"SELECT layer_id, ifnull(stored_bytes, 0) FROM layers WHERE {_SETTLED}").fetchall())
+    going, freed_bytes = [], 0
+    for snapshot_id, layers in stacks.items():
+        if freed_bytes >= wanted_bytes:
+            break
+        if others.issuperset(layers):
+            continue  # all that it has stays anyway
+        users.subtract(layers)
+        freed_bytes += sum(sizes.get(layer_id, 0) for layer_id in layers if users[layer_id] == 0)
+        going.append(snapshot_id)
+    return going
