@@ -35,9 +35,6 @@ class Settings:
     """Which mount interface makes overlays; "auto": the new one where the kernel has it. `WORLDFORK_OVERLAY`."""
     cgroups: Cgroups = "auto"
     """"off": limits by rlimits alone. `WORLDFORK_CGROUPS`."""
-    id_range: IdRange = "off"
-    """"auto": sandboxes of an ordinary user get the ids of /etc/subuid and /etc/subgid where a really started one proved
-    that they can; "off": root alone. `WORLDFORK_ID_RANGE`."""
     reserve_bytes: int = DEFAULT_RESERVE_BYTES
     """Free disk space in bytes that sandboxes must leave to the host. `WORLDFORK_RESERVE_BYTES`."""
     quota_bytes: int = 0
@@ -49,6 +46,9 @@ class Settings:
     """Where snapshots of level `exported` go: a directory or `s3://bucket/prefix`. `WORLDFORK_REMOTE`."""
     upkeep: Upkeep = "auto"
     """"off": layers are sealed, shared and squashed only by `worldfork store upkeep`. `WORLDFORK_UPKEEP`."""
+    id_range: IdRange = "off"
+    """"auto": sandboxes of an ordinary user get the ids of /etc/subuid and /etc/subgid where a really started one proved
+    that they can; "off": root alone. `WORLDFORK_ID_RANGE`."""
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
