@@ -47,8 +47,8 @@ class Settings:
     upkeep: Upkeep = "auto"
     """"off": layers are sealed, shared and squashed only by `worldfork store upkeep`. `WORLDFORK_UPKEEP`."""
     id_range: IdRange = "off"
-    """"auto": sandboxes of an ordinary user get the ids of /etc/subuid and /etc/subgid where a really started one proved
-    that they can; "off": root alone. `WORLDFORK_ID_RANGE`."""
+    """"auto": sandboxes of an ordinary user get the ids of /etc/subuid and /etc/subgid where a really started one
+    proved that they can; "off": root alone. `WORLDFORK_ID_RANGE`."""
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
