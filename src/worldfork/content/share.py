@@ -11,11 +11,9 @@ from worldfork.content.hashing import data_at
 
 _FICLONE = 0x40049409
 _FIDEDUPERANGE = 0xC0189436
-_SAME = 0  # FILE_DEDUPE_RANGE_SAME
 _DIFFERS = 1  # FILE_DEDUPE_RANGE_DIFFERS
-_CANNOT = frozenset(
-    {errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.ETXTBSY}
-)
+_NOT_HERE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS)
+_NO_CLONE = (*_NOT_HERE, errno.EPERM)
 _STEP_BYTES = 16 << 20
 """Btrfs shares no more at once."""
 
@@ -52,7 +50,7 @@ class Cloning:
                 fcntl.ioctl(writer, _FICLONE, reader)
                 return True
             except OSError as error:
-                if error.errno not in _CANNOT:
+                if error.errno not in _NO_CLONE:
                     raise
                 self._clones = error.errno == errno.EINVAL  # of this file alone
         return False
@@ -67,7 +65,7 @@ def _copy_range(reader: int, writer: int, begin: int, end: int) -> None:
 
 
 class CannotShare(Exception):
-    """The file system, or this kind of file, shares no bytes; the message says why."""
+    """The file system shares no bytes; the message says why."""
 
 
 def share_bytes(source: int, target: int, size_bytes: int) -> int:
@@ -80,8 +78,8 @@ def share_bytes(source: int, target: int, size_bytes: int) -> int:
         target: of the other, on the same file system: open for writing, or for reading by its owner or root.
         size_bytes: of both.
     Raises:
-        CannotShare: the file system cannot do it, or will not for these files.
-        OSError: they cannot be read.
+        CannotShare: the file system cannot do it.
+        OSError: they cannot be read, or the target is not ours.
     Source: ioctl_fideduperange(2).
     """
     offset = 0
@@ -94,12 +92,12 @@ def share_bytes(source: int, target: int, size_bytes: int) -> int:
         try:
             fcntl.ioctl(source, _FIDEDUPERANGE, request)
         except OSError as error:
-            if error.errno in _CANNOT:
+            if error.errno in _NOT_HERE:
                 raise CannotShare(error.strerror) from error
             raise
         _, _, done, status, _ = struct.unpack_from("=qQQiI", request, 24)
         if status < 0:
-            if -status in _CANNOT:
+            if -status in _NOT_HERE:
                 raise CannotShare(os.strerror(-status))
             raise OSError(-status, os.strerror(-status))
         if status == _DIFFERS or done == 0:

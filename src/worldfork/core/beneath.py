@@ -28,6 +28,21 @@ def open_beneath(above: int, name: str, flags: int) -> int:
     openat2 = _openat2()
     if openat2 is not None:
         return openat2(above, name, flags | _FIXED)
+    fd = os.dup(above)
+    try:
+        *directories, last = name.split("/")
+        for each in directories:
+            fd = _step(fd, each, os.O_PATH | os.O_DIRECTORY)
+        return _step(fd, last, flags)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _step(above: int, name: str, flags: int) -> int:
+    """Open one name and close the directory that it is in; after an error that stays open."""
+    if name == "..":
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
     fd = os.open(name, flags | _FIXED, dir_fd=above)
     try:
         if _mount_of(fd) != _mount_of(above):
@@ -35,6 +50,7 @@ def open_beneath(above: int, name: str, flags: int) -> int:
     except BaseException:
         os.close(fd)
         raise
+    os.close(above)
     return fd
 
 
