@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 from worldfork.core.errors import Corrupt, FormatUnsupported, StoreError
@@ -60,6 +61,20 @@ def connect(path: Path, *, synchronous: str, waits: bool = True) -> sqlite3.Conn
     return connection
 
 
+def expect_readable_format(path: Path) -> None:
+    """Look at an existing database with a connection that cannot write.
+
+    Any other, when it is closed again, moves the log of a process that died into the database, which is not ours to
+    do to a format that we do not know.
+
+    Raises:
+        FormatUnsupported, Corrupt: as `connect`.
+        sqlite3.Error: SQLite failed.
+    """
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)) as connection:
+        _check_format(connection, path)
+
+
 def make_private(path: Path) -> None:
     """Make the database readable by its owner alone, and its log with it: it holds the variables of sandboxes.
 
@@ -103,7 +118,7 @@ def make_tables(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("BEGIN IMMEDIATE")
     statements = SCHEMA if found == 0 else [one for number in range(found, FORMAT) for one in UPGRADES[number]]
     for statement in statements:
-        connection.execute(statement, {"monotonic_s": time.monotonic()} if ":monotonic_s" in statement else {})
+        connection.execute(statement)
         fault("upgrade:statement")
     connection.execute(f"PRAGMA application_id={APPLICATION}")
     connection.execute(f"PRAGMA user_version={FORMAT}")

@@ -49,6 +49,7 @@ class Database:
             # Changing the journal mode and making the tables do not wait for each other as transactions do.
             with locks.turn(self._lock_directory / "schema"):
                 connections.make_private(self.path)
+                connections.expect_readable_format(self.path)
                 opened["lasting"] = connections.connect(self.path, synchronous="FULL")
                 connections.make_tables(opened["lasting"], self.path)
                 opened["reading"] = connections.connect(self.path, synchronous="NORMAL")

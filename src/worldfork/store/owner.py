@@ -76,11 +76,12 @@ class OwnedStore:
 
         Args:
             owner_id: whose lock to look at.
-            renewed_s: when it said so last, on the machine's monotonic clock.
+            renewed_s: when it said so last, on the machine's monotonic clock; below 0 if it never does.
         Raises:
             StoreError: the lock cannot be looked at.
         """
-        return self._clock.monotonic_s() - renewed_s < self.ttl_s and self.is_alive(owner_id)
+        in_time = renewed_s < 0 or self._clock.monotonic_s() - renewed_s < self.ttl_s
+        return in_time and self.is_alive(owner_id)
 
     @property
     def owner_id(self) -> str:

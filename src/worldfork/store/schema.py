@@ -9,7 +9,8 @@ FORMAT = 2
 
 SCHEMA = (
     # boot_id: what is ready but not durable is worth nothing after the machine has crashed.
-    # renewed_s: of the machine's monotonic clock, when the owner of a draft last said that it goes on.
+    # renewed_s: of the machine's monotonic clock, when the owner of a draft last said that it goes on. Below 0 where
+    # that owner is a process of format 1, which never says so: its lock alone tells.
     # covers: a JSON array of the layers that a merged layer stands for, top first.
     """
     CREATE TABLE layers (
@@ -21,7 +22,7 @@ SCHEMA = (
         size_bytes INTEGER,
         digest TEXT,
         created_s REAL NOT NULL,
-        renewed_s REAL NOT NULL DEFAULT 0,
+        renewed_s REAL NOT NULL DEFAULT -1,
         entries INTEGER,
         logical_bytes INTEGER,
         stored_bytes INTEGER,
@@ -69,7 +70,7 @@ SCHEMA = (
         layers TEXT NOT NULL,
         facts TEXT NOT NULL,
         created_s REAL NOT NULL,
-        renewed_s REAL NOT NULL DEFAULT 0
+        renewed_s REAL NOT NULL DEFAULT -1
     ) WITHOUT ROWID
     """,
     "CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
@@ -78,7 +79,7 @@ SCHEMA = (
 
 UPGRADES: dict[int, tuple[str, ...]] = {
     1: (
-        "ALTER TABLE layers ADD COLUMN renewed_s REAL NOT NULL DEFAULT 0",
+        "ALTER TABLE layers ADD COLUMN renewed_s REAL NOT NULL DEFAULT -1",
         "ALTER TABLE layers ADD COLUMN entries INTEGER",
         "ALTER TABLE layers ADD COLUMN logical_bytes INTEGER",
         "ALTER TABLE layers ADD COLUMN stored_bytes INTEGER",
@@ -87,14 +88,12 @@ UPGRADES: dict[int, tuple[str, ...]] = {
         "ALTER TABLE snapshots ADD COLUMN level TEXT NOT NULL DEFAULT 'local'",
         "ALTER TABLE snapshots ADD COLUMN digest TEXT",
         "ALTER TABLE snapshots ADD COLUMN exported TEXT",
-        "ALTER TABLE holders ADD COLUMN renewed_s REAL NOT NULL DEFAULT 0",
+        "ALTER TABLE holders ADD COLUMN renewed_s REAL NOT NULL DEFAULT -1",
         "CREATE INDEX layers_unsealed ON layers (state) WHERE digest IS NULL",
         "CREATE INDEX layers_by_digest ON layers (digest) WHERE digest IS NOT NULL",
         "CREATE INDEX layers_covering ON layers (json_extract(covers, '$[0]')) WHERE covers IS NOT NULL",
         "CREATE INDEX snapshots_to_export ON snapshots (level) WHERE level = 'exported' AND exported IS NULL",
         "INSERT OR IGNORE INTO counters VALUES ('rewrites', 0)",
-        # Its drafts and holders have no clock; this moment is as good as any.
-        "UPDATE layers SET renewed_s = :monotonic_s WHERE state = 'building'",
     ),
 }
 """For each older format, the statements that make the next one of it."""
