@@ -205,13 +205,18 @@ class Snapshots(Readings):
 
 
 def exchanged(layers: tuple[str, ...], run: Sequence[str], by: Sequence[str]) -> tuple[str, ...]:
-    """Return a stack with `by` in the place of `run`; the stack itself where it does not hold the whole run."""
+    """Return a stack with `by` in the place of `run`.
+
+    The stack itself where it does not hold the whole run, or holds one of `by` elsewhere: no overlay takes a layer twice.
+    """
     try:
         start = layers.index(run[0])
     except ValueError:
         return layers
-    end = start + len(run)
-    return (*layers[:start], *by, *layers[end:]) if layers[start:end] == tuple(run) else layers
+    above, replaced, below = layers[:start], layers[start : start + len(run)], layers[start + len(run) :]
+    if replaced != tuple(run) or not {*above, *below}.isdisjoint(by):
+        return layers
+    return (*above, *by, *below)
 
 
 def _as_record(state: str, text: str, level: str, digest: str | None, exported: str | None) -> SnapshotRecord:

@@ -38,6 +38,9 @@ def durable(store: Store, below: tuple[str, ...] = ()) -> tuple[str, tuple[str, 
         ("abc", "cd", "x", "abc"),
         ("abc", "z", "x", "abc"),
         ("abc", "b", "", "ac"),
+        ("abc", "c", "a", "abc"),
+        ("abc", "a", "c", "abc"),
+        ("abc", "bc", "b", "ab"),
     ],
 )
 def test_only_a_whole_run_is_exchanged(stack: str, run: str, by: str, expected: str) -> None:
