@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from worldfork.cli import demo, execute, rollouts, sandboxes, snapshots, upkeep
+from worldfork.cli import demo, execute, keeping, lineage, rollouts, sandboxes, snapshots, upkeep
 from worldfork.cli.printing import note
 
 app = typer.Typer(
@@ -47,6 +47,11 @@ app.command()(sandboxes.rm)
 app.command()(snapshots.checkpoint)
 app.add_typer(snapshots.snapshots, name="snapshots")
 app.command()(snapshots.fork)
+app.command()(lineage.show)
+app.command()(lineage.tree)
+app.command()(keeping.tag)
+app.command()(keeping.prune)
+app.command()(keeping.df)
 app.command()(rollouts.rollout)
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     upkeep.bench

@@ -8,9 +8,13 @@ import typer
 
 from worldfork import ForkResult, Sandbox
 from worldfork.cli.boundary import OK, PARTIAL, exit_code, verb
+from worldfork.cli.lookup import open_store
 from worldfork.cli.printing import human_bytes, note, print_error, print_json, print_line, print_table, progress
 from worldfork.cli.sandboxes import AsJson, remove_each
 from worldfork.cli.shapes import error_shape, typed, when
+from worldfork.lineage.snapshots import snapshot_info
+from worldfork.store.family import state_of
+from worldfork.store.keep_rules import by_snapshot
 
 
 @verb
@@ -50,7 +54,17 @@ def list_snapshots(
     """List the snapshots of this home, newest first; `snapshots rm ID...` removes some."""
     if context.invoked_subcommand is not None:
         return
-    found = [info.to_json() for info in reversed(Sandbox.list_all_snapshots())]
+    with open_store() as store:
+        records, names = store.snapshots(), by_snapshot(store.names())
+    found = [
+        {
+            **snapshot_info(record).to_json(),
+            "state": state_of(record.state, record.exported),
+            "level": record.level,
+            "names": names.get(record.snapshot_id, []),
+        }
+        for record in reversed(records)
+    ]
     if as_json:
         print_json(found)
     elif quiet:
@@ -60,8 +74,10 @@ def list_snapshots(
         rows = [
             (
                 facts["snapshot_id"],
+                ", ".join(facts["names"]) or None,
                 facts["label"],
-                facts["status"],
+                facts["state"],
+                facts["level"],
                 facts["layers"],
                 human_bytes(facts["size_bytes"]),
                 facts["sandbox_id"],
@@ -69,7 +85,7 @@ def list_snapshots(
             )
             for facts in found
         ]
-        columns = ("snapshot", "label", "status", "layers", "changed", "taken of", "created")
+        columns = ("snapshot", "names", "label", "state", "level", "layers", "changed", "taken of", "created")
         print_table(columns, rows, empty="There is no snapshot.")
 
 
