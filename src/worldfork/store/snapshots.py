@@ -207,7 +207,7 @@ class Snapshots(Readings):
 def exchanged(layers: tuple[str, ...], run: Sequence[str], by: Sequence[str]) -> tuple[str, ...]:
     """Return a stack with `by` in the place of `run`.
 
-    The stack itself where it does not hold the whole run, or holds one of `by` elsewhere: no overlay takes a layer twice.
+    The stack itself where it does not hold the whole run, or has one of `by` elsewhere: no overlay takes a layer twice.
     """
     try:
         start = layers.index(run[0])
