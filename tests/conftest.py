@@ -76,6 +76,8 @@ def home() -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORLDFORK_HOME", str(directory))
         patch.delenv("WORLDFORK_SCRATCH", raising=False)
+        # A process that begins by itself after a while is not what a test of something else should meet.
+        patch.setenv("WORLDFORK_UPKEEP", "off")
         yield directory
     _remove(directory)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from worldfork.lineage.snapshots import ForkResult, ForkResults, SnapshotInfo
     from worldfork.lineage.synchronous import Sandbox
     from worldfork.records.sandbox import OutputMode, ProcessInfo, ProcessStatus, SandboxInfo, SandboxStatus, StdinMode
-    from worldfork.records.snapshot import CheckpointType, SnapshotStatus, SnapshotWaitCondition
+    from worldfork.records.snapshot import CheckpointType, SnapshotLevel, SnapshotStatus, SnapshotWaitCondition
     from worldfork.sandbox.command import CommandResult
     from worldfork.sandbox.command import Reason as CommandExitReason
     from worldfork.worlds.world import async_world, world
@@ -25,8 +25,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncSandbox", "CheckpointType", "CommandExitReason", "CommandResult", "ConfigError", "ForkResult", "ForkResults",
     "NotFound", "OutputMode", "ProcessInfo", "ProcessStatus", "Sandbox", "SandboxDied", "SandboxError", "SandboxInfo",
-    "SandboxStatus", "SnapshotInfo", "SnapshotStatus", "SnapshotWaitCondition", "StdinMode", "WorldforkError",
-    "async_world", "world",
+    "SandboxStatus", "SnapshotInfo", "SnapshotLevel", "SnapshotStatus", "SnapshotWaitCondition", "StdinMode",
+    "WorldforkError", "async_world", "world",
 ]
 
 _ROOMS = {
@@ -35,7 +35,7 @@ _ROOMS = {
     "lineage.snapshots": ("ForkResult", "ForkResults", "SnapshotInfo"),
     "lineage.synchronous": ("Sandbox",),
     "records.sandbox": ("OutputMode", "ProcessInfo", "ProcessStatus", "SandboxInfo", "SandboxStatus", "StdinMode"),
-    "records.snapshot": ("CheckpointType", "SnapshotStatus", "SnapshotWaitCondition"),
+    "records.snapshot": ("CheckpointType", "SnapshotLevel", "SnapshotStatus", "SnapshotWaitCondition"),
     "sandbox.command": ("CommandResult", "CommandExitReason"),
     "worlds.world": ("async_world", "world"),
 }

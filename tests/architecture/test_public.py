@@ -30,6 +30,7 @@ PUBLIC = [
     "SandboxInfo",
     "SandboxStatus",
     "SnapshotInfo",
+    "SnapshotLevel",
     "SnapshotStatus",
     "SnapshotWaitCondition",
     "StdinMode",

@@ -8,7 +8,7 @@
         DriverUnavailable             what the host lacks, and how to mend it
         LaunchFailed                  the host could do it in principle, this start failed
         SandboxDied                   the sandbox ended while it was needed
-        OutOfSpace                    scope: "sandbox" (its disk limit) or "host" (the reserve)
+        OutOfSpace                    scope: "sandbox" (its limit), "host" (the reserve), "quota"
         PathError (OSError)           path, errno: a file operation inside a sandbox
       CommandError                    result; raised only where a caller asked for check=True
         CommandFailed
@@ -104,7 +104,7 @@ class OutOfSpace(SandboxError):
 
     code = "out_of_space"
     scope: str
-    """"sandbox": its own disk limit; "host": the reserve that the host keeps free."""
+    """"sandbox": its own disk limit; "host": the reserve that the host keeps free; "quota": what layers may take."""
 
 
 class PathError(SandboxError, OSError):

@@ -20,7 +20,7 @@ from worldfork.lineage.snapshots import ForkResult, ForkResults, SnapshotInfo, s
 from worldfork.lineage.starting import start
 from worldfork.lineage.transfers import Transfers
 from worldfork.records.sandbox import SandboxFacts, SandboxInfo, SandboxStatus
-from worldfork.records.snapshot import CheckpointType, SnapshotRecord, SnapshotWaitCondition
+from worldfork.records.snapshot import CheckpointType, SnapshotLevel, SnapshotRecord, SnapshotWaitCondition
 from worldfork.store.store import Holder
 
 
@@ -149,6 +149,7 @@ class AsyncSandbox(Commands, Processes, Transfers):
         await here.work(lambda: here.store.delete_snapshot(snapshot_id))
         await here.work(here.store.collect)
         here.tidy_soon()
+        here.upkeep.want()
 
     @classmethod
     async def list_all_snapshots(cls) -> Sequence[SnapshotInfo]:
@@ -200,10 +201,13 @@ class AsyncSandbox(Commands, Processes, Transfers):
         *,
         stop: bool = False,
         label: str | None = None,
+        level: SnapshotLevel | str = SnapshotLevel.LOCAL,
     ) -> SnapshotInfo:
         """Freeze the disk into a snapshot. The sandbox goes on, unless `stop`.
 
         Args:
+            level: "local"; "volatile" for a throw-away, which no disk is made to wait for and a crash of the machine
+                loses; "exported" to have it copied to WORLDFORK_REMOTE too.
             wait_until: "local_ready" returns when the snapshot can be forked; "completed" when it survives a crash of
                 the machine too, which otherwise follows in the background.
             timeout: seconds to wait, for the whole.
@@ -216,10 +220,12 @@ class AsyncSandbox(Commands, Processes, Transfers):
         kind = CheckpointType(checkpoint_type or CheckpointType.FILESYSTEM)
         if kind is not CheckpointType.FILESYSTEM:
             raise ConfigError("the namespace driver stores file systems only", remedy="use CheckpointType.FILESYSTEM")
-        until = SnapshotWaitCondition(wait_until)
+        until, kept = SnapshotWaitCondition(wait_until), SnapshotLevel(level)
+        if until is SnapshotWaitCondition.COMPLETED and kept is SnapshotLevel.VOLATILE:
+            raise ConfigError("a throw-away snapshot is never completed", remedy="use wait_until='local_ready'")
         async with asyncio.timeout(timeout):
             notes = await left_out(self._live)
-            record, timing = await checkpoint(self._live, stop=stop, label=label)
+            record, timing = await checkpoint(self._live, stop=stop, label=label, level=kept.value)
             if until is SnapshotWaitCondition.COMPLETED:
                 here = self._live.place
                 await wait_durable(here.durability(record.snapshot_id))

@@ -15,6 +15,7 @@ from worldfork.core.clock import SystemClock
 from worldfork.core.errors import NotCapturable, NotFound, SandboxDied, SandboxError, WorldforkError
 from worldfork.core.ids import new_id
 from worldfork.lineage.capture import Capture, Copied, copy_upper, is_untouched
+from worldfork.lineage.durable import check_level, expect_quota
 from worldfork.lineage.live import Live
 from worldfork.lineage.moving import move, present_facts, put_right, turn
 from worldfork.lineage.place import Place
@@ -45,7 +46,18 @@ class Timing:
     """Whether the upper was copied, because processes ran."""
 
 
-async def checkpoint(live: Live, *, stop: bool = False, label: str | None = None) -> tuple[SnapshotRecord, Timing]:
+@dataclass(frozen=True)
+class Wanted:
+    """What a caller says of the snapshot to be."""
+
+    label: str | None = None
+    level: str = "local"
+    """A `SnapshotLevel`."""
+
+
+async def checkpoint(
+    live: Live, *, stop: bool = False, label: str | None = None, level: str = "local"
+) -> tuple[SnapshotRecord, Timing]:
     """Freeze a sandbox's disk into a snapshot that can be forked at once; durability follows in the background.
 
     The sandbox goes on running. When only its init runs, its upper becomes the layer and it continues on a new
@@ -53,19 +65,24 @@ async def checkpoint(live: Live, *, stop: bool = False, label: str | None = None
     and the sandbox ends.
 
     Raises:
+        ConfigError: there is nowhere to copy a snapshot of level `exported` to.
         SandboxDied: it is gone; OutOfSpace, StoreError: nothing was stored and the sandbox is as before.
     """
     began = time.monotonic()
+    place, wanted = live.place, Wanted(label, level)
+    check_level(level, place.settings.remote)
+    if place.settings.quota_bytes:
+        await place.work(lambda: expect_quota(place.store, place.settings.quota_bytes))
     try:
         with typed(f"{live.sandbox_id} cannot be captured"):
-            return await (_stop_and_take(live, label, began) if stop else _take_live(live, label, began))
+            return await (_stop_and_take(live, wanted, began) if stop else _take_live(live, wanted, began))
     except BaseException:
         # Half a copy may be in the trash, on a disk that is full.
         live.place.tidy_soon()
         raise
 
 
-async def _take_live(live: Live, label: str | None, began: float) -> tuple[SnapshotRecord, Timing]:
+async def _take_live(live: Live, wanted: Wanted, began: float) -> tuple[SnapshotRecord, Timing]:
     connection = await live.connection()
     # Before anything is captured: without a descriptor left, the sandbox stays as it is.
     sync_fd = live.sync_descriptor()
@@ -73,13 +90,13 @@ async def _take_live(live: Live, label: str | None, began: float) -> tuple[Snaps
         async with _held(connection) as idle, turn(live) as turn_fd:
             fault("checkpoint:held")
             paused = time.monotonic()
-            record, copied = await _whole(live, _take(live, connection, idle, turn_fd, label))
+            record, copied = await _whole(live, _take(live, connection, idle, turn_fd, wanted))
             timing = Timing(time.monotonic() - paused, time.monotonic() - began, copied)
     except BaseException:
         if sync_fd is not None:
             os.close(sync_fd)
         raise
-    live.place.make_durable(record.snapshot_id, sync_fd)
+    live.place.make_durable(record.snapshot_id, sync_fd, record.level)
     return record, timing
 
 
@@ -122,26 +139,26 @@ async def _held(connection: Connection) -> AsyncIterator[bool]:
 
 
 async def _take(
-    live: Live, connection: Connection, idle: bool, turn_fd: int, label: str | None
+    live: Live, connection: Connection, idle: bool, turn_fd: int, wanted: Wanted
 ) -> tuple[SnapshotRecord, bool]:
     live.facts = await present_facts(live, connection)
     place, facts = live.place, live.facts
     ground = ground_of(place, facts)
     if is_untouched(ground.upper, ground.layers[0], facts.form):
-        record = _record(facts, facts.layers, label)
+        record = _record(facts, facts.layers, wanted)
         place.quick(lambda: place.store.publish(record, ()))
         return record, False
     if idle:
         with contextlib.suppress(NotCapturable):
-            return await _take_upper(live, connection, turn_fd, label), False
-    return await _copy_upper(live, connection, label), True
+            return await _take_upper(live, connection, turn_fd, wanted), False
+    return await _copy_upper(live, connection, wanted), True
 
 
-async def _take_upper(live: Live, connection: Connection, turn_fd: int, label: str | None) -> SnapshotRecord:
+async def _take_upper(live: Live, connection: Connection, turn_fd: int, wanted: Wanted) -> SnapshotRecord:
     """Turn the upper into a layer and move the sandbox onto a new one over it."""
     place, before = live.place, live.facts
     after, dropped = await move(live, connection, turn_fd)
-    record = _record(before, after.layers, label)
+    record = _record(before, after.layers, wanted)
 
     def publish() -> None:
         place.store.publish(record, [after.layers[0]])
@@ -164,7 +181,7 @@ def _drop_work(live: Live, generation: int) -> None:
         live.place.tidy_soon()
 
 
-async def _copy_upper(live: Live, connection: Connection, label: str | None) -> SnapshotRecord:
+async def _copy_upper(live: Live, connection: Connection, wanted: Wanted) -> SnapshotRecord:
     """Copy the upper while its processes stand still; the sandbox keeps its own."""
     place, facts = live.place, live.facts
     notes = Path(facts.run) / f"copied.{facts.generation}"
@@ -191,7 +208,7 @@ async def _copy_upper(live: Live, connection: Connection, label: str | None) -> 
                 # Its init is dead, and what it has frozen could not die either.
                 thaw_groups(facts.cgroups)
         fault("checkpoint:thawed")
-        return await place.work(lambda: _publish_copy(live, capture, draft.layer_id, last, notes, label))
+        return await place.work(lambda: _publish_copy(live, capture, draft.layer_id, last, notes, wanted))
     except BaseException:
         with contextlib.suppress(Exception):
             await asyncio.shield(place.work(lambda: place.store.abandon_layer(draft.layer_id)))
@@ -210,17 +227,17 @@ async def _still_writable(connection: Connection) -> set[tuple[int, int]] | None
 
 
 def _publish_copy(
-    live: Live, capture: Capture, layer_id: str, last: Copied, notes: Path, label: str | None
+    live: Live, capture: Capture, layer_id: str, last: Copied, notes: Path, wanted: Wanted
 ) -> SnapshotRecord:
     place, facts = live.place, live.facts
     if not capture.changed:
         place.store.abandon_layer(layer_id)
-        record = _record(facts, (*last.layers, *facts.layers), label)
+        record = _record(facts, (*last.layers, *facts.layers), wanted)
         place.store.publish(record, ())
         _remember(capture.copied, notes)
         return record
     chain = (layer_id,) if capture.whole else (layer_id, *last.layers)
-    record = replace(_record(facts, (*chain, *facts.layers), label), size_bytes=capture.size_bytes)
+    record = replace(_record(facts, (*chain, *facts.layers), wanted), size_bytes=capture.size_bytes)
     place.store.publish(record, [layer_id])
     capture.copied.layers = chain
     _remember(capture.copied, notes)
@@ -244,7 +261,7 @@ def _usable(live: Live, last: Copied) -> Copied:
     return last
 
 
-async def _stop_and_take(live: Live, label: str | None, began: float) -> tuple[SnapshotRecord, Timing]:
+async def _stop_and_take(live: Live, wanted: Wanted, began: float) -> tuple[SnapshotRecord, Timing]:
     """End everything in the sandbox, then its upper is the layer."""
     place = live.place
     connection = await live.connection()
@@ -257,7 +274,7 @@ async def _stop_and_take(live: Live, label: str | None, began: float) -> tuple[S
             await live.kill()
             await live.wait_ended()
             fault("checkpoint:stopped")
-            record = await place.work(lambda: _take_last(place, facts, draft, label))
+            record = await place.work(lambda: _take_last(place, facts, draft, wanted))
         except BaseException:
             with contextlib.suppress(WorldforkError):
                 await asyncio.shield(place.work(lambda: place.store.abandon_layer(draft.layer_id)))
@@ -266,28 +283,28 @@ async def _stop_and_take(live: Live, label: str | None, began: float) -> tuple[S
             raise
         finally:
             await live.end()
-    live.place.make_durable(record.snapshot_id, sync_fd)
+    live.place.make_durable(record.snapshot_id, sync_fd, record.level)
     total = time.monotonic() - began
     return record, Timing(total, total, copied=False)
 
 
-def _take_last(place: Place, facts: SandboxFacts, draft: LayerDraft, label: str | None) -> SnapshotRecord:
+def _take_last(place: Place, facts: SandboxFacts, draft: LayerDraft, wanted: Wanted) -> SnapshotRecord:
     """Publish the upper of a sandbox that has ended. Blocking."""
     ground = ground_of(place, facts)
     if is_untouched(ground.upper, ground.layers[0], facts.form):
         place.store.abandon_layer(draft.layer_id)
-        record = _record(facts, facts.layers, label)
+        record = _record(facts, facts.layers, wanted)
         place.store.publish(record, ())
         return record
     with typed(f"the upper of {facts.sandbox_id} cannot be taken"):
         move_upper(ground.upper, draft.path)
     fault("checkpoint:taken")
-    record = _record(facts, (draft.layer_id, *facts.layers), label)
+    record = _record(facts, (draft.layer_id, *facts.layers), wanted)
     place.store.publish(record, [draft.layer_id])
     return record
 
 
-def _record(facts: SandboxFacts, layers: tuple[str, ...], label: str | None) -> SnapshotRecord:
+def _record(facts: SandboxFacts, layers: tuple[str, ...], wanted: Wanted) -> SnapshotRecord:
     return SnapshotRecord(
         snapshot_id=new_id("sn"),
         parent_id=facts.snapshot_id,
@@ -304,5 +321,7 @@ def _record(facts: SandboxFacts, layers: tuple[str, ...], label: str | None) -> 
             "working_dir": facts.working_dir,
             "limits": asdict(facts.limits),
         },
-        label=label,
+        label=wanted.label,
+        made_by="checkpoint",
+        level=wanted.level,
     )

@@ -11,8 +11,18 @@ from worldfork.core.errors import ConfigError
 from worldfork.lineage.identity import choose_seeds
 from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place
-from worldfork.lineage.starting import StartOptions, make_facts, prepare, start_prepared, unprepare, with_network
+from worldfork.lineage.starting import (
+    StartOptions,
+    as_it_is_now,
+    make_facts,
+    mountable,
+    prepare,
+    start_prepared,
+    unprepare,
+    with_network,
+)
 from worldfork.records.sandbox import SandboxFacts
+from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.driver import Begun
 from worldfork.sandbox.network import HostNetwork
 
@@ -57,15 +67,18 @@ async def fork_snapshot(
     if width < 1:
         raise ConfigError(f"max_concurrency cannot be {width}", remedy="use 1 or more")
     chosen = choose_seeds(seeds, n)
+    record = await mountable(place, place.quick(lambda: place.store.snapshot(snapshot_id)))
+
+    def get_ready() -> tuple[list[SandboxFacts], HostNetwork | None]:
+        return as_it_is_now(place, record, lambda found: _prepare(place, found, options, chosen))
+
     if n > 1:
-        many, network = await place.work(
-            lambda: _prepare(place, snapshot_id, options, chosen), undo=lambda made: unprepare(place, made[0])
-        )
+        many, network = await place.work(get_ready, undo=lambda made: unprepare(place, made[0]))
         return await _start_all(place, many, network, width, on_child, None)
     # One alone is begun while it is prepared; of many, the start of one overlaps with those of others anyway.
     begun = place.driver.begin(options.network)
     try:
-        many, network = place.quick(lambda: _prepare(place, snapshot_id, options, chosen))
+        many, network = place.quick(get_ready)
     except BaseException:
         await place.driver.abandon(begun)
         raise
@@ -73,10 +86,9 @@ async def fork_snapshot(
 
 
 def _prepare(
-    place: Place, snapshot_id: str, options: StartOptions, seeds: Sequence[int]
+    place: Place, record: SnapshotRecord, options: StartOptions, seeds: Sequence[int]
 ) -> tuple[list[SandboxFacts], HostNetwork | None]:
-    """Look the snapshot up, and take leases and make directories for all children, in one go. Blocking."""
-    record = place.store.snapshot(snapshot_id)
+    """Take leases and make directories for all children, in one go. Blocking."""
     many: list[SandboxFacts] = []
     network = None
     for index, seed in enumerate(seeds):

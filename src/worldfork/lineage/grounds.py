@@ -73,6 +73,7 @@ def _write(place: Place, base: Base) -> SnapshotRecord:
             form=place.driver.form,
             base=base.to_json(),
             layers=(draft.layer_id,),
+            made_by="base",
             label=f"base {base.kind}{':' + base.path if base.path else ''}",
         )
         place.store.publish(record, [draft.layer_id])

@@ -17,7 +17,7 @@ from pathlib import Path
 from worldfork.core.errors import SandboxDied, WorldforkError
 from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place
-from worldfork.lineage.starting import ground_of, holder_of, make_upper
+from worldfork.lineage.starting import DEEPEST, ground_of, holder_of, make_upper
 from worldfork.lineage.upper import move_upper
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox.connection import Connection
@@ -26,6 +26,8 @@ from worldfork.store.faultpoints import fault
 
 _DYING_S = 2.0
 """How long the processes of a sandbox may take to be gone after its connection is."""
+_WORTH_A_LOOK = 32
+"""Layers; with fewer there are no merges."""
 _PAUSE_S = 0.002
 """Between two looks at a lock that a change of the root still holds although its caller is dead: milliseconds."""
 
@@ -78,7 +80,7 @@ async def present_facts(live: Live, connection: Connection) -> SandboxFacts:
 
 def _finish(place: Place, facts: SandboxFacts, upper: str) -> SandboxFacts:
     """Finish or undo a change that was broken off, by what the sandbox stands on."""
-    before = replace(facts, moving="")
+    before = replace(facts, moving="", next_layers=())
     after = _moved(facts)
     old, new = ground_of(place, before), ground_of(place, after)
     if upper == os.path.basename(new.upper):
@@ -107,11 +109,12 @@ async def move(live: Live, connection: Connection, turn_fd: int) -> tuple[Sandbo
         SandboxDied: it is gone.
     """
     place, before = live.place, live.facts
+    next_layers = await _next_layers(place, before.layers)
 
     def begin() -> SandboxFacts:
         draft = place.store.begin_layer(form=before.form)
         try:
-            moving = replace(before, moving=draft.layer_id)
+            moving = replace(before, moving=draft.layer_id, next_layers=next_layers)
             place.store.hold([holder_of(moving)])
         except BaseException:
             place.store.abandon_layer(draft.layer_id)
@@ -143,6 +146,22 @@ async def move(live: Live, connection: Connection, turn_fd: int) -> tuple[Sandbo
     return _moved(moving), dropped
 
 
+async def _next_layers(place: Place, layers: tuple[str, ...]) -> tuple[str, ...]:
+    """Return fewer layers of the same content for a sandbox to stand on from now on; none where it is well as it is.
+
+    Merges that upkeep has made are used when they are there; on its own it makes some only where the kernel would not
+    take one layer more.
+    """
+    if len(layers) < _WORTH_A_LOOK:
+        return ()
+    from worldfork.store.squash import shortest, squash_now
+
+    fewer = place.quick(lambda: shortest(place.store, layers))
+    if len(fewer) >= DEEPEST:
+        fewer = await place.work(lambda: squash_now(place.store, fewer, DEEPEST // 2))
+    return () if fewer == layers else fewer
+
+
 async def put_right(live: Live, connection: Connection) -> None:
     """After a failure: finish or undo the change now if possible, else whoever takes the next checkpoint does."""
     with contextlib.suppress(WorldforkError, OSError):
@@ -165,8 +184,8 @@ def _give_up(live: Live) -> None:
 
 
 def _moved(facts: SandboxFacts) -> SandboxFacts:
-    layers = (facts.moving, *facts.layers)
-    return replace(facts, layers=layers, generation=facts.generation + 1, moving="")
+    layers = (facts.moving, *(facts.next_layers or facts.layers))
+    return replace(facts, layers=layers, generation=facts.generation + 1, moving="", next_layers=())
 
 
 @contextlib.asynccontextmanager

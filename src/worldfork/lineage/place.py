@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 from worldfork.core.clock import SystemClock
 from worldfork.core.errors import SandboxError, StoreError, WorldforkError
 from worldfork.core.settings import Settings, load_settings
+from worldfork.lineage.durable import Synchroniser
+from worldfork.lineage.upkeep import Upkeep
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox.cgroups import remove_groups
 from worldfork.sandbox.namespace import NamespaceDriver
@@ -43,14 +45,15 @@ class Place:
         self.settings = settings
         self.clock = SystemClock()
         self.home = open_home(settings)
-        self.store = Store.open(self.home)
+        self.store = Store.open(self.home, ttl_s=settings.lease_ttl_s)
         self.driver = NamespaceDriver(settings)
         self.live: dict[str, Live] = {}
         """Sandboxes that this process started, by id; all but the detached ones end with it."""
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="worldfork-work")
         # Synchronising and removing take long; they must not keep a fork waiting.
         self._slow = ThreadPoolExecutor(1, thread_name_prefix="worldfork-slow")
-        self._durable: dict[str, Future[None]] = {}
+        self.upkeep = Upkeep(settings)
+        self._synchroniser = Synchroniser(self.store, settings.remote, self._slow, self.upkeep.want)
         self._watch: Watch | None = None
         self._closing = False
         self._slow.submit(self._settle)
@@ -58,6 +61,7 @@ class Place:
     def adopt(self, live: Live) -> None:
         """Keep a sandbox that this process started, and watch the disk it takes."""
         self.live[live.sandbox_id] = live
+        self.upkeep.busy()
         if self._watch is None:
             from worldfork.lineage.watch import Watch
 
@@ -139,25 +143,13 @@ class Place:
             if entered.done() and not entered.cancelled():
                 await asyncio.shield(loop.run_in_executor(self._workers, thread.join))
 
-    def make_durable(self, snapshot_id: str, sync_fd: int | None) -> Future[None]:
-        """Begin to make a snapshot survive a crash of the machine; the descriptor is closed afterwards."""
-
-        def synchronise() -> None:
-            try:
-                self.store.make_durable(snapshot_id, () if sync_fd is None else (sync_fd,))
-            finally:
-                if sync_fd is not None:
-                    os.close(sync_fd)
-                self._durable.pop(snapshot_id, None)
-
-        future = self._slow.submit(synchronise)
-        if not future.done():
-            self._durable[snapshot_id] = future
-        return future
+    def make_durable(self, snapshot_id: str, sync_fd: int | None, level: str = "local") -> Future[None]:
+        """Begin to bring a snapshot to where its level says; the descriptor is closed afterwards."""
+        return self._synchroniser.begin(snapshot_id, level, sync_fd)
 
     def durability(self, snapshot_id: str) -> Future[None] | None:
-        """Return the synchronisation of a snapshot that is under way, if there is one."""
-        return self._durable.get(snapshot_id)
+        """Return what a snapshot's way to the disk or the remote will end with, if it is on it."""
+        return self._synchroniser.under_way(snapshot_id)
 
     def dispose(self, facts: SandboxFacts) -> None:
         """Clear away what a dead sandbox leaves: cgroups, directory, leases. Idempotent; blocking."""
@@ -194,8 +186,10 @@ class Place:
         if self._watch is not None:
             self._watch.stop()
         self.driver.drop_spare()
+        self.upkeep.stop()
         self._workers.shutdown(wait=True)
         self._slow.shutdown(wait=True)
+        self._synchroniser.close()
         with contextlib.suppress(WorldforkError, OSError):
             self.store.empty_trash()
         self.store.close()
@@ -235,8 +229,7 @@ class Place:
         try:
             self.sweep()
             self.store.collect()
-            for snapshot_id in self.store.pending_durability():
-                self.store.make_durable(snapshot_id)
+            self._synchroniser.finish_for_others()
         except (WorldforkError, OSError) as error:
             _log.warning("settling %s failed: %s", self.home.root, error)
 

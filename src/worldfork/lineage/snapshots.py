@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from worldfork.core.errors import ForkError, WorldforkError
-from worldfork.records.snapshot import CheckpointType, SnapshotRecord, SnapshotStatus
+from worldfork.records.snapshot import CheckpointType, SnapshotLevel, SnapshotRecord, SnapshotStatus
 
 if TYPE_CHECKING:
     from worldfork.lineage.asynchronous import AsyncSandbox
@@ -25,7 +25,8 @@ class SnapshotInfo:
     sandbox_id: str | None
     """The sandbox that was frozen."""
     status: SnapshotStatus
-    """LOCAL_READY: forkable. COMPLETED: it survives a crash of the machine too."""
+    """LOCAL_READY: forkable. COMPLETED: it survives a crash of the machine too. REPLICATING: so it does, and is to be
+    copied to the remote yet."""
     snapshot_type: CheckpointType
     created_at: float
     """Seconds since the epoch."""
@@ -37,6 +38,12 @@ class SnapshotInfo:
     size_bytes: int | None = None
     """Of the layer that it added; None where that was not counted."""
     label: str | None = None
+    level: SnapshotLevel = SnapshotLevel.LOCAL
+    """What it is kept against."""
+    digest: str | None = None
+    """Of the whole state as it looks from inside; None until somebody asked for it."""
+    exported: str | None = None
+    """Where a copy of it is; None where there is none."""
     warnings: tuple[str, ...] = ()
     """What the snapshot does not hold although it was there: files in /dev/shm, for example."""
     pause_s: float | None = field(default=None, compare=False)
@@ -61,6 +68,9 @@ class SnapshotInfo:
             "layers": self.layers,
             "size_bytes": self.size_bytes,
             "label": self.label,
+            "level": self.level.value,
+            "digest": self.digest,
+            "exported": self.exported,
             "warnings": list(self.warnings),
         }
 
@@ -77,13 +87,20 @@ class SnapshotInfo:
         return await AsyncSandbox.fork_snapshot(self.snapshot_id, n, **options)
 
 
+def _status(record: SnapshotRecord) -> SnapshotStatus:
+    if record.state != "durable":
+        return SnapshotStatus.LOCAL_READY
+    waits = record.level == SnapshotLevel.EXPORTED.value and record.exported is None
+    return SnapshotStatus.REPLICATING if waits else SnapshotStatus.COMPLETED
+
+
 def snapshot_info(record: SnapshotRecord, **more: Any) -> SnapshotInfo:
     """Return a stored record as a caller sees it."""
     base = record.base
     return SnapshotInfo(
         snapshot_id=record.snapshot_id,
         sandbox_id=record.sandbox_id,
-        status=SnapshotStatus.COMPLETED if record.state == "durable" else SnapshotStatus.LOCAL_READY,
+        status=_status(record),
         snapshot_type=CheckpointType(record.kind),
         created_at=record.created_s,
         base_image=f"dir:{base['path']}" if base.get("kind") == "dir" else str(base.get("kind", "")),
@@ -91,6 +108,9 @@ def snapshot_info(record: SnapshotRecord, **more: Any) -> SnapshotInfo:
         layers=len(record.layers),
         size_bytes=record.size_bytes,
         label=record.label,
+        level=SnapshotLevel(record.level),
+        digest=record.digest,
+        exported=record.exported,
         **more,
     )
 

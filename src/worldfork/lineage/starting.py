@@ -7,12 +7,13 @@ import contextlib
 import os
 import signal
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from worldfork.content.marks import data_xattrs
-from worldfork.core.errors import ConfigError, DriverUnavailable, FormatUnsupported, WorldforkError
+from worldfork.core.errors import ConfigError, DriverUnavailable, FormatUnsupported, NotFound, WorldforkError
 from worldfork.core.ids import new_id
 from worldfork.lineage.identity import hostname, identity_files
 from worldfork.lineage.live import Live
@@ -29,6 +30,9 @@ from worldfork.store.faultpoints import fault
 from worldfork.store.home import Home
 from worldfork.store.store import Holder
 
+DEEPEST = 480
+"""Layers that a sandbox may stand on: the kernel takes 500, of which a base is one and some are left for copies."""
+_T = TypeVar("_T")
 _SHM_DEFAULT_BYTES = 64 << 20
 _NO_NETWORK = "# this sandbox has no network\n"
 
@@ -133,10 +137,7 @@ def make_facts(
 
 def holder_of(facts: SandboxFacts) -> Holder:
     """Return the lease that a sandbox has on its snapshot and layers."""
-    # Before its first checkpoint its layers are its snapshot's, which the snapshot's own lease covers.
-    layers = facts.layers if facts.generation else ()
-    if facts.moving:
-        layers = (facts.moving, *layers)
+    layers = (facts.moving, *facts.layers, *facts.next_layers) if facts.moving else facts.layers
     return Holder(holder_id=facts.sandbox_id, snapshot_id=facts.snapshot_id, layers=layers, facts=facts.to_json())
 
 
@@ -221,17 +222,39 @@ def _kill(pid: int) -> None:
         os.waitpid(pid, 0)
 
 
+def as_it_is_now(place: Place, record: SnapshotRecord, call: Callable[[SnapshotRecord], _T]) -> _T:
+    """Call with a record; once more if the snapshot has come to stand on other layers since it was looked up."""
+    try:
+        return call(record)
+    except NotFound:
+        present = place.store.snapshot(record.snapshot_id)
+        if present.layers == record.layers:
+            raise
+        return call(present)
+
+
+async def mountable(place: Place, record: SnapshotRecord) -> SnapshotRecord:
+    """Return a record whose stack the kernel takes; where it is too deep, some of its layers are merged now."""
+    if len(record.layers) <= DEEPEST:
+        return record
+    from worldfork.store.squash import squash_now
+
+    layers = await place.work(lambda: squash_now(place.store, record.layers, DEEPEST))
+    return replace(record, layers=layers)
+
+
 async def start(place: Place, record: SnapshotRecord, options: StartOptions, *, index: int = 0, seed: int = 0) -> Live:
     """Restore one sandbox from a snapshot."""
 
-    def get_ready() -> tuple[SandboxFacts, HostNetwork | None]:
-        facts, network = with_network(make_facts(place, record, options, index=index, seed=seed), options)
+    def get_ready(found: SnapshotRecord) -> tuple[SandboxFacts, HostNetwork | None]:
+        facts, network = with_network(make_facts(place, found, options, index=index, seed=seed), options)
         prepare(place, [facts])
         return facts, network
 
+    record = await mountable(place, record)
     begun = place.driver.begin(options.network)
     try:
-        ready = place.quick(get_ready)
+        ready = place.quick(lambda: as_it_is_now(place, record, get_ready))
     except BaseException:
         await place.driver.abandon(begun)
         raise

@@ -20,7 +20,7 @@ from worldfork.records.sandbox import (
     SandboxInfo,
     SandboxStatus,
 )
-from worldfork.records.snapshot import CheckpointType, SnapshotWaitCondition
+from worldfork.records.snapshot import CheckpointType, SnapshotLevel, SnapshotWaitCondition
 from worldfork.sandbox.command import CommandResult
 from worldfork.sandbox.connection import MAX_OUTPUT_BYTES
 from worldfork.sandbox.files import MAX_READ_BYTES
@@ -93,11 +93,11 @@ class Sandbox:
         *,
         stop: bool = False,
         label: str | None = None,
+        level: SnapshotLevel | str = SnapshotLevel.LOCAL,
     ) -> SnapshotInfo:
         """Freeze the disk into a snapshot; the sandbox goes on, unless `stop`."""
-        return through(
-            self._inner.checkpoint(wait, timeout, poll_interval, checkpoint_type, wait_until, stop=stop, label=label)
-        )
+        more: dict[str, Any] = {"stop": stop, "label": label, "level": level}
+        return through(self._inner.checkpoint(wait, timeout, poll_interval, checkpoint_type, wait_until, **more))
 
     def run(
         self,

@@ -106,6 +106,8 @@ class SandboxFacts:
     """Number of its present upper, `upper.N` and `work.N` in `run`."""
     moving: str = ""
     """The layer that its upper is just becoming; if whoever does that dies, the next one who comes sees to it."""
+    next_layers: tuple[str, ...] = ()
+    """What will lie below that layer: fewer layers of the same content; empty where it is `layers`."""
     cgroups: tuple[str, ...] = ()
     """Its cgroup directories."""
     network: str = "none"
@@ -133,6 +135,7 @@ class SandboxFacts:
         data["base"] = Base.from_json(data["base"])
         data["limits"] = Limits(**data["limits"])
         data["layers"] = tuple(data["layers"])
+        data["next_layers"] = tuple(data.get("next_layers", ()))
         data["cgroups"] = tuple(data["cgroups"])
         return cls(**data)
 

@@ -113,7 +113,7 @@ def test_a_rewrite_between_look_and_word_of_a_collection_counts(store: Store, mo
 
 
 def test_a_hole_stops_the_collection(store: Store) -> None:
-    snapshot_id, layers = durable(store)
+    _snapshot_id, layers = durable(store)
     unused = add_snapshot(store)
     store.delete_snapshot(unused.snapshot_id)
     with store.database.write() as db:
@@ -136,14 +136,16 @@ class TestReadings:
 
     def test_a_lost_lease_is_told_at_the_end(self, store: Store) -> None:
         record = add_snapshot(store)
+        block = store.reading(snapshot_id=record.snapshot_id, purpose="test")
+        lease = block.__enter__()
+        lease.check()
+        store.release([lease.reading_id])
         with pytest.raises(StoreError, match="ran out"):
-            with store.reading(snapshot_id=record.snapshot_id, purpose="test") as lease:
-                lease.check()
-                store.release([lease.reading_id])
-                with pytest.raises(StoreError, match="ran out"):
-                    lease.check()
-                with pytest.raises(StoreError, match="ran out"):
-                    lease.claim(record.layers)
+            lease.check()
+        with pytest.raises(StoreError, match="ran out"):
+            lease.claim(record.layers)
+        with pytest.raises(StoreError, match="ran out"):
+            block.__exit__(None, None, None)
 
     def test_an_error_of_the_block_passes(self, store: Store) -> None:
         record = add_snapshot(store)
