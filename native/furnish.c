@@ -182,7 +182,8 @@ static void link_in_dev(const char *target, const char *path)
 static void furnish_dev(const struct plan *plan, struct furniture *furniture)
 {
 	char options[128];
-	int user = plan_is(plan, "form", "user");
+	int single = plan_is(plan, "form", "user") &&
+		     !plan_is(plan, "ids", "range");
 
 	mount_at("/dev", "tmpfs", MS_NOSUID | MS_NOEXEC,
 		 "mode=755,size=16m,nr_inodes=4096");
@@ -193,8 +194,8 @@ static void furnish_dev(const struct plan *plan, struct furniture *furniture)
 		die("directories of /dev");
 	/* The kernel has 4096 terminals for all. */
 	mount_at("/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC,
-		 user ? "newinstance,ptmxmode=0666,mode=0620,max=256" :
-			"newinstance,ptmxmode=0666,mode=0620,max=256,gid=5");
+		 single ? "newinstance,ptmxmode=0666,mode=0620,max=256" :
+			  "newinstance,ptmxmode=0666,mode=0620,max=256,gid=5");
 	snprintf(options, sizeof(options), "mode=1777,size=%llu",
 		 (unsigned long long)plan_number(plan, "shm_bytes", 64u << 20));
 	mount_at("/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, options);

@@ -5,6 +5,7 @@
 #include "faces.h"
 #include "furnish.h"
 #include "guard.h"
+#include "ids.h"
 #include "overlay.h"
 #include "plan.h"
 #include "wf.h"
@@ -30,6 +31,7 @@
 
 #define FRAME_LAUNCHED 110
 #define OWNER_PIDFD 4
+#define IDS_FD 5 /* a user namespace of the owner's that maps a range of ids */
 
 static void write_file(int dir, const char *path, const char *text)
 {
@@ -155,7 +157,9 @@ static void unshare_early(const struct plan *plan)
 
 	if (!plan_is(plan, "net", "host"))
 		flags |= CLONE_NEWNET;
-	if (plan_is(plan, "form", "user")) {
+	if (plan_is(plan, "ids", "range")) {
+		ids_unshare(IDS_FD);
+	} else if (plan_is(plan, "form", "user")) {
 		if (unshare(CLONE_NEWUSER) < 0)
 			die("userns: a user namespace of its own");
 		map_single_id(uid, gid);

@@ -13,17 +13,19 @@ import stat
 from pathlib import Path
 
 from worldfork.core.beneath import open_beneath
-from worldfork.core.errors import ConfigError, StoreError
+from worldfork.core.errors import ConfigError, DriverUnavailable, StoreError
 
 _DEEPEST = 32
 _REPORTED = 20
+_FOREIGN = (errno.EACCES, errno.EPERM)
 
 
 def remove_tree(path: Path, *, dir_fd: int | None = None) -> None:
     """Remove `path` and all below it. A path that does not exist is fine.
 
     Never follows a link, never crosses onto another mount, opens up directories of our own that lack permissions,
-    and goes on after a failure so that one bad entry does not keep the rest.
+    and goes on after a failure so that one bad entry does not keep the rest. What belongs to this user's range of ids
+    is removed by a process that has them.
 
     Args:
         path: a directory, file or link; its parent is trusted.
@@ -45,12 +47,28 @@ def remove_tree(path: Path, *, dir_fd: int | None = None) -> None:
         removal.run(parent)
     finally:
         os.close(parent)
+    refused = any(number in _FOREIGN for number in removal.failures.values())
+    remedy = _remove_mapped(path) if refused and dir_fd is None and os.geteuid() != 0 else ""
+    if remedy is None:
+        return
     for first, number in removal.failures.items():
         raise StoreError(
             f"{path} could not be removed wholly; the first obstacle: {first}: {os.strerror(number)}",
-            remedy="something is mounted there; unmount it first" if number in (errno.EXDEV, errno.EBUSY) else "",
+            remedy="something is mounted there; unmount it first" if number in (errno.EXDEV, errno.EBUSY) else remedy,
             failures=list(removal.failures.items()),
         )
+
+
+def _remove_mapped(path: Path) -> str | None:
+    """Remove what belongs to this user's range of ids; a remedy where there is none, else None."""
+    from worldfork.core import mapped  # needed by few, and only now
+
+    try:
+        mapped.namespace()
+    except DriverUnavailable as error:
+        return f"it may hold files of a range of ids; then: {error.remedy}" if error.remedy else ""
+    mapped.run(remove_tree, path.absolute())
+    return None
 
 
 class _Frame:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from worldfork.core import mapped
 from worldfork.core.errors import LaunchFailed, NotCapturable, SandboxDied
 from worldfork.core.settings import Settings
 from worldfork.records.sandbox import SandboxFacts
@@ -25,7 +26,7 @@ from worldfork.sandbox.program import encode_plan, spawn
 from worldfork.sandbox.remedies import explain
 from worldfork.sandbox.spare import Spare
 
-_OWNER_FD = 4
+_OWNER_FD, _IDS_FD = 4, 5
 _USER_FD, _MOUNT_FD, _KEPT_FD = 4, 5, 6
 _LAUNCHED = 110
 _HEADER_BYTES = 12
@@ -44,7 +45,9 @@ class NamespaceDriver:
     name = "namespace"
 
     def __init__(self, settings: Settings) -> None:
-        self.form = settings.form if settings.form != "auto" else _natural_form()
+        self.form = settings.form if settings.form != "auto" else natural_form()
+        self.ids = ""
+        """The map of ids of sandboxes in the user form, as text; empty while root is the only one in them."""
         self.overlay = settings.overlay if settings.overlay != "auto" else _natural_overlay()
         self._spare = Spare(lambda: self._begin("none"), lambda begun: _put_down(begun.sock, begun.pid, 0))
         self.layout = detect_layout() if settings.cgroups == "auto" else CgroupLayout({}, None)
@@ -59,7 +62,8 @@ class NamespaceDriver:
     def capabilities(self) -> Capabilities:
         """Return what this driver can do here."""
         trusted = self.form == "trusted"
-        return Capabilities(form=self.form, rename_base_dirs=trusted, limits=self.layout.limited, other_users=trusted)
+        others = trusted or bool(self.ids)
+        return Capabilities(form=self.form, rename_base_dirs=trusted, limits=self.layout.limited, other_users=others)
 
     def cgroups_of(self, sandbox_id: str) -> tuple[str, ...]:
         """Return the cgroup directories that `start` will make."""
@@ -75,8 +79,12 @@ class NamespaceDriver:
         self._spare.stock()
 
     def drop_spare(self, unused_s: float = 0.0) -> bool:
-        """Take that start back if it is `unused_s` old; return whether it remains. Blocking."""
-        return self._spare.drop(unused_s)
+        """Take that start back if it is `unused_s` old; return whether it remains. Blocking.
+
+        The server for files of other ids rests too.
+        """
+        remains = self._spare.drop(unused_s)
+        return mapped.rest(unused_s) or remains
 
     def forget_spare(self) -> None:
         """In a forked child: let go of the parent's."""
@@ -88,7 +96,11 @@ class NamespaceDriver:
         except OSError as error:
             raise explain("starting wf-init", error.errno or 0, "") from error
         try:
-            pid, sock = spawn("launch", encode_plan((("form", self.form), ("net", network))), {_OWNER_FD: owner})
+            items, fds = [("form", self.form), ("net", network)], {_OWNER_FD: owner}
+            if self.ids:
+                items.append(("ids", "range"))
+                fds[_IDS_FD] = mapped.namespace()
+            pid, sock = spawn("launch", encode_plan(items), fds)
         finally:
             os.close(owner)
         sock.setblocking(False)
@@ -165,6 +177,8 @@ class NamespaceDriver:
         yield "root", facts.run
         yield "lock", plan.lock
         yield "net", facts.network
+        if self.ids:
+            yield "ids", "range"
         yield "shm_bytes", str(plan.shm_bytes)
         if facts.detached:
             yield "detached", "1"
@@ -335,7 +349,7 @@ def _reap(pid: int) -> None:
 
 
 @functools.cache
-def _natural_form() -> str:
+def natural_form() -> str:
     """Return the form for this process: real root needs CAP_SYS_ADMIN in the first user namespace."""
     if os.geteuid() != 0:
         return "user"

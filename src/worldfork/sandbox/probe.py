@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import tempfile
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from worldfork.core import mapped
+from worldfork.core.clock import boot_id
 from worldfork.core.errors import DriverUnavailable, SandboxDied, WorldforkError
+from worldfork.core.idmap import IdMap, Lacking, find_id_map, tool
 from worldfork.core.ids import new_id
 from worldfork.core.remove import remove_tree
 from worldfork.core.settings import Settings
@@ -24,6 +29,10 @@ from worldfork.sandbox.remedies import in_docker
 
 _MEMORY_MB = 32
 _COMMAND_S = 30.0
+_UNLIMITED = Limits(None, None, None, None)
+_GIVES_AWAY = "cd /tmp && : >given && chown 12:34 given && stat -c %u:%g given"
+_GIVEN = "12:34"
+_log = logging.getLogger("worldfork")
 
 
 @dataclass(frozen=True)
@@ -52,12 +61,13 @@ async def probe(settings: Settings) -> list[ProbeResult]:
             for overlay in ("new", "legacy"):
                 chosen = replace(settings, form=form, overlay=overlay)
                 name = f"{'root' if form == 'trusted' else 'user namespace'}, overlay mounted the {overlay} way"
-                results.append(await _try(name, top, chosen, Limits(None, None, None, None), "none", _says_hello))
+                results.append(await _try(name, top, chosen, _UNLIMITED, "none", _says_hello))
         natural = replace(settings, form="auto", overlay="auto")
-        unlimited = Limits(None, None, None, None)
-        results.append(await _try("network none", top, natural, unlimited, "none", _has_only_loopback))
-        results.append(await _try("network host", top, natural, unlimited, "host", _shares_network))
+        results.append(await _try("network none", top, natural, _UNLIMITED, "none", _has_only_loopback))
+        results.append(await _try("network host", top, natural, _UNLIMITED, "host", _shares_network))
         results.append(await _try_limits(top, natural))
+        if os.geteuid() != 0:
+            results.append(await _try_id_range(top, natural))
     finally:
         remove_tree(top)
     return results
@@ -103,6 +113,75 @@ async def _try_limits(top: Path, settings: Settings) -> ProbeResult:
     return ProbeResult(name, False, f"a command could take more than {_MEMORY_MB} MiB", _cgroup_remedy())
 
 
+async def _try_id_range(top: Path, settings: Settings) -> ProbeResult:
+    """Start a sandbox with this user's range of ids, and give a file away in it."""
+    name = "range of ids by newuidmap"
+    found = find_id_map()
+    if isinstance(found, Lacking):
+        return ProbeResult(name, False, f"{found.reason}; files inside belong to root alone", found.remedy)
+    try:
+        ids = await asyncio.to_thread(mapped.present_map)
+        argv = ("sh", "-c", _GIVES_AWAY)
+        result = await _start_and_run(top, replace(settings, form="user"), _UNLIMITED, "none", argv, ids.text)
+    except (WorldforkError, OSError) as error:
+        remedy = error.remedy if isinstance(error, WorldforkError) else ""
+        return ProbeResult(name, False, error.message if isinstance(error, WorldforkError) else str(error), remedy)
+    if not result.ok or result.stdout.strip() != _GIVEN:
+        return ProbeResult(name, False, f"a file could not be given away: {(result.stderr or result.stdout).strip()}")
+    used = "used" if settings.id_range == "auto" else "not used: WORLDFORK_ID_RANGE is not auto"
+    return ProbeResult(name, True, f"{_in_words(ids)}; {used}")
+
+
+def _in_words(ids: IdMap) -> str:
+    return "uids " + ", ".join(
+        f"{one.inside} to {one.inside + one.size - 1} are {one.outside} to {one.outside + one.size - 1} here"
+        for one in ids.uids[1:]
+    )
+
+
+def proved_ids(settings: Settings, form: str, proof: Path, top: Path) -> str:
+    """Return the map of ids that sandboxes are to have, as text; empty for root alone. Blocking.
+
+    A range is used only if a sandbox that was really started could give a file away. Once for each boot and map.
+
+    Args:
+        form: of the sandboxes.
+        proof: the file that says that it was tried.
+        top: a directory to try it in.
+    """
+    found = find_id_map() if settings.id_range == "auto" and form == "user" else None
+    if not isinstance(found, IdMap):
+        return ""
+    tools = [os.stat(tool(name) or "/").st_mtime_ns for name in ("newuidmap", "newgidmap")]
+    word = f"{boot_id()} {tools} {found.text}\n"
+    try:
+        if mapped.present_map() != found:
+            return ""  # the files changed since this process began
+        if proof.exists() and proof.read_text() == word:
+            return found.text
+        result = _try_in_thread(top, settings)
+        if result.ok:
+            draft = proof.with_name(f"{proof.name}.{os.getpid()}")
+            draft.write_text(word)
+            draft.replace(proof)
+            return found.text
+        why = result.detail
+    except (WorldforkError, OSError) as error:
+        why = str(error)
+    _log.warning("sandboxes get no range of ids: %s; see `worldfork doctor`", why)
+    return ""
+
+
+def _try_in_thread(top: Path, settings: Settings) -> ProbeResult:
+    directory = Path(tempfile.mkdtemp(prefix="ids-", dir=top))
+    try:
+        # This thread may have an event loop that runs.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(lambda: asyncio.run(_try_id_range(directory, settings))).result()
+    finally:
+        remove_tree(directory)
+
+
 def _cgroup_remedy() -> str:
     if in_docker():
         return "start the container with --cgroupns=private -v /sys/fs/cgroup:/sys/fs/cgroup:rw"
@@ -110,11 +189,12 @@ def _cgroup_remedy() -> str:
 
 
 async def _start_and_run(
-    top: Path, settings: Settings, limits: Limits, network: str, argv: tuple[str, ...]
+    top: Path, settings: Settings, limits: Limits, network: str, argv: tuple[str, ...], ids: str = ""
 ) -> CommandResult:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a missing limit is a line of the report
         driver = NamespaceDriver(settings)
+    driver.ids = ids
     facts = _make_facts(top, driver, limits, network)
     run = Path(facts.run)
     for name in ("scratch", "upper.0", "work.0"):
