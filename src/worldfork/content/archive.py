@@ -21,7 +21,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,7 +187,7 @@ class ArrivingLayer:
         while (line := self._records.next_if(b"E")) is not None:
             entry = _entry(line)
             order.expect_next(entry)
-            digest.update(encode(entry))
+            digest.update(line)
             count += 1
             has_content = entry.kind == "f" and not entry.link
             logical += entry.size_bytes if has_content else 0
@@ -261,62 +261,54 @@ class ArchiveReader:
 
 
 class _Records:
-    """The records of an archive, with the next one in sight."""
+    """The records of an archive, with the kind of the next one in sight."""
 
     def __init__(self, source: Source) -> None:
-        self._coming = _records_of(read_blocks(source))
-        self._next: tuple[bytes, memoryview] | None = None
+        self._blocks = read_blocks(source)
+        self._block = b""
+        self._view = memoryview(b"")
+        self._at = 0
         self._inside = False
 
-    def _peek(self) -> tuple[bytes, memoryview]:
-        if self._next is None:
-            self._next = next(self._coming, None)
-            if self._next is None:
+    def _kind(self) -> int:
+        """Return the kind of the next record; there is one."""
+        if self._at == len(self._block):
+            block = next(self._blocks, None)
+            if block is None:
                 raise corrupt("it ends too early", "a record", "none")
-        return self._next
+            self._block, self._view, self._at = block, memoryview(block), 0
+        return self._block[self._at]
 
     def next_if(self, kind: bytes) -> memoryview | None:
-        found, payload = self._peek()
-        if found != kind:
+        if self._kind() != kind[0]:
             return None
-        self._next = None
+        begin = self._at + _RECORD.size
+        if begin > len(self._block):
+            raise corrupt("a record is cut off", _RECORD.size, len(self._block) - self._at)
+        end = begin + _RECORD.unpack_from(self._block, self._at)[1]
+        if end > len(self._block):
+            raise corrupt("a record is longer than its block", len(self._block) - begin, end - begin)
+        self._at = end
         self._inside = kind not in b"FHZ"
-        return payload
+        return self._view[begin:end]
 
     def expect(self, kind: bytes) -> memoryview:
         payload = self.next_if(kind)
         if payload is None:
-            raise corrupt("a record is out of place", kind.decode(), repr(self._peek()[0]))
+            raise corrupt("a record is out of place", kind.decode(), repr(bytes([self._kind()])))
         return payload
 
     def drop_until_end_of_layer(self) -> None:
         while self._inside:
-            if self._peek()[0] not in (b"E", b"D"):
+            if self.next_if(b"D") is None and self.next_if(b"E") is None:
                 self.expect(b"F")
-                return
-            self._next = None
 
     def expect_end(self) -> None:
-        if next(self._coming, None) is not None:
+        if self._at != len(self._block) or next(self._blocks, None) is not None:
             raise corrupt("it goes on after its end", "nothing", "a record")
 
     def close(self) -> None:
-        self._coming.close()
-
-
-def _records_of(blocks: Iterator[bytes]) -> Generator[tuple[bytes, memoryview], None, None]:
-    for block in blocks:
-        view = memoryview(block)
-        at, size = 0, len(block)
-        while at < size:
-            if size - at < _RECORD.size:
-                raise corrupt("a record is cut off", _RECORD.size, size - at)
-            kind, length = _RECORD.unpack_from(block, at)
-            at += _RECORD.size
-            if length > size - at:
-                raise corrupt("a record is longer than its block", size - at, length)
-            yield kind, view[at : at + length]
-            at += length
+        self._blocks.close()
 
 
 def _entry(line: memoryview) -> Entry:

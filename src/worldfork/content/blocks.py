@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -133,7 +133,7 @@ class BlockWriter:
         self._sink.write(data)
 
 
-def read_blocks(source: Source) -> Iterator[bytes]:
+def read_blocks(source: Source) -> Generator[bytes, None, None]:
     """Yield the blocks of an archive, unpacked. They are to be trusted only when the last has come.
 
     Raises:

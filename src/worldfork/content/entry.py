@@ -7,6 +7,9 @@ import json
 import os
 from typing import Any, NamedTuple
 
+# Of every path of every layer: to set an encoder up takes as long as to use it.
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+
 
 class Entry(NamedTuple):
     """One path. Equal entries are the same file for whoever looks from inside a sandbox."""
@@ -45,7 +48,7 @@ def encode(entry: Entry) -> bytes:
     """Return an entry as its canonical line, which ends with a newline and has no other."""
     fields: list[Any] = [*entry]
     fields[11] = [[name, base64.b64encode(value).decode("ascii")] for name, value in entry.xattrs]
-    return json.dumps(fields, separators=(",", ":")).encode("ascii") + b"\n"
+    return _to_json(fields).encode("ascii") + b"\n"
 
 
 def decode(line: bytes) -> Entry:
@@ -54,7 +57,7 @@ def decode(line: bytes) -> Entry:
     Raises:
         ValueError: it is no such line.
     """
-    fields = json.loads(line)
+    fields = json.loads(line.decode("ascii"))
     if not isinstance(fields, list) or len(fields) != len(Entry._fields):
         raise ValueError("not an entry")
     try:

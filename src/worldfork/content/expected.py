@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 
 from worldfork.content.blocks import corrupt
 from worldfork.content.entry import Entry, sort_key
 
-_KINDS = frozenset("fdlcbpsw")
-_HEX = frozenset("0123456789abcdef")
+_TYPES = tuple(map(type, Entry("", "f")))
+_HASH = re.compile("[0-9a-f]{64}")
+_PLAIN = ("", (0, 0), "", (), False, "")  # what most entries have from `target` on
+_OWNERS = 1 << 32
 _LARGEST = 1 << 63
 
 
@@ -18,43 +21,54 @@ def expect_entry(entry: Entry) -> None:
     Raises:
         ValueError: it can be no path of a tree.
     """
-    for text in (entry.path, entry.kind, entry.content, entry.target, entry.link, entry.redirect):
-        if type(text) is not str or "\0" in text:
-            raise ValueError(f"{text!r} is no text of an entry")
-        os.fsencode(text)  # refuses what no file system could have given
-    for number in (entry.mode, entry.uid, entry.gid, entry.size_bytes, *entry.device):
-        if type(number) is not int or not 0 <= number < _LARGEST:
-            raise ValueError(f"{number!r} is no number of an entry")
-    if type(entry.mtime_ns) is not int or not -_LARGEST <= entry.mtime_ns < _LARGEST or entry.mode > 0o7777:
-        raise ValueError("a time or a mode is out of range")
-    if type(entry.opaque) is not bool:
-        raise ValueError(f"{entry.opaque!r} is neither true nor false")
-    if entry.kind not in _KINDS or len(entry.kind) != 1:
-        raise ValueError(f"{entry.kind!r} is no kind")
-    _expect_path(entry.path)
-    if entry.link:
-        _expect_path(entry.link)
-    _expect_fit(entry)
+    if tuple(map(type, entry)) != _TYPES:
+        raise ValueError("a field has the wrong type")
+    path, kind, mode, uid, gid, mtime_ns, size_bytes, content = entry[:8]
+    _expect_path(path)
+    in_range = (
+        0 <= mode <= 0o7777
+        and 0 <= uid < _OWNERS
+        and 0 <= gid < _OWNERS
+        and 0 <= size_bytes < _LARGEST
+        and -_LARGEST <= mtime_ns < _LARGEST
+    )
+    if not in_range:
+        raise ValueError(f"{path!r} has a number that is out of range")
+    if kind == "f":
+        if not path or not _HASH.fullmatch(content):
+            raise ValueError(f"{path!r} is no file")
+    elif content or size_bytes or (kind != "d" and not path):
+        raise ValueError(f"{path!r} is no {kind!r}, or holds what only a file has")
+    if entry[8:] != _PLAIN or kind not in ("f", "d"):
+        _expect_rest(entry)
 
 
 def _expect_path(path: str) -> None:
-    if path and not {"", ".", ".."}.isdisjoint(path.split("/")):
+    if "\0" in path:
+        raise ValueError(f"{path!r} is no path")
+    framed = f"/{path}/"
+    if path and ("//" in framed or "/./" in framed or "/../" in framed):
         raise ValueError(f"{path!r} is no path below a root")
+    if not path.isascii():
+        os.fsencode(path)  # refuses what no file system could have given
 
 
-def _expect_fit(entry: Entry) -> None:
-    """Refuse what the kind has no use for: there is one way to say a thing."""
+def _expect_rest(entry: Entry) -> None:
+    """Check what most entries lack; there is one way to say each thing, and no kind has what it has no use for."""
     kind = entry.kind
-    hashed = len(entry.content) == 64 and not set(entry.content) - _HEX
+    _expect_path(entry.link)
+    for text in (entry.target, entry.redirect):
+        if "\0" in text:
+            raise ValueError(f"{text!r} holds a NUL")
+        os.fsencode(text)
     wrong = (
-        hashed != (kind == "f")
-        or (entry.content and kind != "f")
-        or (entry.size_bytes and kind != "f")
+        kind not in ("f", "d", "l", "c", "b", "p", "s", "w")
         or bool(entry.target) != (kind == "l")
-        or (entry.device != (0, 0) and kind not in "cb")
-        or (kind == "c" and entry.device == (0, 0))
-        or ((entry.opaque or entry.redirect or not entry.path) and kind != "d")
-        or (entry.link and kind in "dw")
+        or (entry.device != (0, 0) and kind not in ("c", "b"))
+        or not all(0 <= number < _OWNERS for number in entry.device)
+        or (kind == "c" and entry.device == (0, 0))  # as a whiteout is kept
+        or ((entry.opaque or entry.redirect) and kind != "d")
+        or (entry.link and kind in ("d", "w"))
         or (kind == "w" and entry != Entry(entry.path, "w"))
         or list(entry.xattrs) != sorted(dict(entry.xattrs).items())
         or any(not name or "\0" in name for name, _ in entry.xattrs)
@@ -67,8 +81,8 @@ class CanonicalOrder:
     """Sees to it that entries come in their one order, each once and in a directory that came before."""
 
     def __init__(self) -> None:
-        self._last: list[bytes] | None = None
-        self._directories: list[str] = []
+        self._directories: list[tuple[str, bytes]] = []
+        """Those that may still get entries, each with the last name in it."""
 
     def expect_next(self, entry: Entry) -> None:
         """Take the next entry.
@@ -76,17 +90,20 @@ class CanonicalOrder:
         Raises:
             Corrupt: it cannot come here.
         """
-        key = sort_key(entry.path)
-        if (self._last is None) != (not key) or (self._last is not None and key <= self._last):
-            raise corrupt("an entry is out of order", "the next path", entry.path, path=entry.path)
-        if entry.link and sort_key(entry.link) >= key:
-            raise corrupt("a link to what comes later", "an earlier path", entry.link, path=entry.path)
-        self._last = key
-        if key:
-            above = entry.path.rpartition("/")[0]
-            while self._directories and self._directories[-1] != above:
+        path = entry.path
+        above, _, last = path.rpartition("/")
+        if path:
+            name = os.fsencode(last)
+            while self._directories and self._directories[-1][0] != above:
                 self._directories.pop()
             if not self._directories:
-                raise corrupt("an entry lies in no directory", "a directory", above, path=entry.path)
+                raise corrupt("an entry lies in no directory, or comes too late", "the next path", path, path=path)
+            if self._directories[-1][1] >= name:
+                raise corrupt("an entry is out of order", "the next path", path, path=path)
+            self._directories[-1] = (above, name)
+        elif self._directories or entry.kind != "d":
+            raise corrupt("the root is out of order", "the first entry", path, path=path)
+        if entry.link and sort_key(entry.link) >= sort_key(path):
+            raise corrupt("a link to what comes later", "an earlier path", entry.link, path=path)
         if entry.kind == "d":
-            self._directories.append(entry.path)
+            self._directories.append((path, b""))
