@@ -1,0 +1,99 @@
+"""Upkeep starts by itself when its process rests, and ends with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.stores import add_snapshot, home_at
+
+from worldfork.core.settings import Settings
+from worldfork.lineage import upkeep
+from worldfork.lineage.upkeep import Upkeep, variables
+from worldfork.store.store import Store
+
+LONG_S = 60.0
+
+
+def settings_at(home: Path, **more: object) -> Settings:
+    return Settings(home=home, scratch=home, **more)  # type: ignore[arg-type]  # each test gives what fits
+
+
+def test_the_program_seals_what_is_there_and_ends(tmp_path: Path) -> None:
+    with_layers = Store.open(home_at(tmp_path))
+    record = add_snapshot(with_layers)
+    with_layers.make_durable(record.snapshot_id)
+    done = subprocess.run(
+        [sys.executable, "-m", "worldfork.store.upkeep"],
+        env={**os.environ, **variables(settings_at(tmp_path))},
+        stdin=subprocess.PIPE,
+        capture_output=True,
+        timeout=LONG_S,
+        check=False,
+    )
+    assert done.stderr == b""
+    assert done.returncode == 1 or with_layers.layer(record.layers[0]).digest is not None
+    with_layers.close()
+
+
+def test_it_starts_once_its_process_has_come_to_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "_REST_S", 0.05)
+    store = Store.open(home_at(tmp_path))
+    record = add_snapshot(store)
+    store.make_durable(record.snapshot_id)
+    keeper = Upkeep(settings_at(tmp_path))
+    keeper.want()
+    thread = keeper._thread
+    assert thread is not None
+    try:
+        while store.layer(record.layers[0]).digest is None:
+            thread.join(0.02)
+            assert thread.is_alive()
+    finally:
+        keeper.stop()
+    assert not thread.is_alive()
+    keeper.want()
+    assert keeper._process is None
+    store.close()
+
+
+def test_off_means_off(tmp_path: Path) -> None:
+    keeper = Upkeep(settings_at(tmp_path, upkeep="off"))
+    keeper.want()
+    assert keeper._thread is None
+    keeper.stop()
+
+
+def test_stopping_ends_what_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "_REST_S", 0.0)
+    store = Store.open(home_at(tmp_path))
+    with store.single_flight("upkeep"):
+        # The other process waits for its turn, for as long as this block lasts.
+        keeper = Upkeep(settings_at(tmp_path))
+        keeper.want()
+        thread = keeper._thread
+        assert thread is not None
+        while keeper._process is None:
+            thread.join(0.005)
+        process = keeper._process
+        keeper.stop()
+        assert process.returncode == -signal.SIGKILL
+    store.close()
+
+
+def test_it_ends_when_whoever_started_it_dies(tmp_path: Path) -> None:
+    store = Store.open(home_at(tmp_path))
+    with store.single_flight("upkeep"):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "worldfork.store.upkeep"],
+            env={**os.environ, **variables(settings_at(tmp_path))},
+            stdin=subprocess.PIPE,
+        )
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(LONG_S) == 0
+    store.close()
