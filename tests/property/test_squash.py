@@ -16,6 +16,7 @@ from tests.overlays import Stack, mounting
 from tests.property.conftest import FORMS, examples, operations_for
 from tests.trees import Program, differences
 
+from worldfork.content.merge import merge_layers
 from worldfork.core.remove import remove_tree
 
 
@@ -26,7 +27,9 @@ def mounts() -> Iterator[Program]:
 
 
 def layers_of(form: str) -> st.SearchStrategy[Any]:
-    return st.lists(st.lists(operations_for(form), min_size=1, max_size=12), min_size=1, max_size=5)
+    # A layer of a user's form that is written anew cannot have capabilities.
+    found = operations_for(form).filter(lambda operation: form == "trusted" or operation[0] != "capability")
+    return st.lists(st.lists(found, min_size=1, max_size=12), min_size=1, max_size=5)
 
 
 def build(mounts: Program, place: Path, form: str, scenario: Any) -> list[Path]:
@@ -53,6 +56,37 @@ def test_view_shows_what_the_kernel_shows(form: str, mounts: Program, plain: Pro
             expected = seen_by_kernel(mounts, place / "point", layers, form)
             lines = differences(expected, seen_by_us(layers, form))
             assert not lines, "\n".join(lines)
+        finally:
+            plain.ask(place, forget=True, describe=False)
+            remove_tree(place)
+
+    check()
+
+
+def check_runs(mounts: Program, place: Path, form: str, layers: list[Path]) -> None:
+    """Whichever consecutive layers are merged, the kernel shows the same over the outcome."""
+    expected = seen_by_kernel(mounts, place / "point", layers, form)
+    for first, last in itertools.combinations(range(len(layers) + 1), 2):
+        if last - first < 2:
+            continue
+        merged = place / f"merged.{first}.{last}"
+        merge_layers(layers[first:last], merged, form, ends=last == len(layers))
+        stack = [*layers[:first], merged, *layers[last:]]
+        lines = differences(expected, seen_by_kernel(mounts, place / "point", stack, form))
+        assert not lines, "\n".join([f"layers {first} to {last - 1} of {len(layers)} merged", *lines])
+        lines = differences(expected, seen_by_us(stack, form))
+        assert not lines, "\n".join([f"our own view of {first} to {last - 1} merged", *lines])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_merged_runs_show_the_same(form: str, mounts: Program, plain: Program, ground: Path) -> None:
+    @examples(40)
+    @given(layers_of(form))
+    def check(scenario: Any) -> None:
+        place = ground / uuid.uuid4().hex
+        place.mkdir()
+        try:
+            check_runs(mounts, place, form, build(mounts, place, form, scenario))
         finally:
             plain.ask(place, forget=True, describe=False)
             remove_tree(place)

@@ -126,9 +126,9 @@ class LayerStack:
         if top is None:
             if not search.hidden:
                 return None
-            return Node(path, Seen("w"), layer, inside, (), _going_on(parent, name))
+            return Node(path, Seen("w"), layer, inside, (), self._going_on(parent, name))
         directory_of = tuple(stack) if top.kind == "d" else ()
-        below = None if search.stopped else _going_on(parent, search.name)
+        below = None if search.stopped else self._going_on(parent, search.name)
         return Node(path, top, *stack[0], directory_of, below)
 
     def children(self, parent: Node) -> Iterator[Node]:
@@ -155,6 +155,11 @@ class LayerStack:
             if not rest:
                 return deeper
             fd = deeper
+
+    def _going_on(self, parent: Node, name: str) -> str | None:
+        if self._ends or name.startswith("/"):
+            return None if self._ends else name
+        return None if parent.below is None else f"{parent.below.rstrip('/')}/{name}"
 
     def _in_layer(
         self, search: _Search, layer: int, directory: str, listed: Mapping[int, Mapping[str, Seen]] | None
@@ -270,12 +275,6 @@ class LayerStack:
 def join(directory: str, name: str) -> str:
     """Return the path of a name in a directory, both without a leading slash."""
     return f"{directory}/{name}" if directory else name
-
-
-def _going_on(parent: Node, name: str) -> str | None:
-    if name.startswith("/") or parent.below is None:
-        return name if name.startswith("/") else None
-    return f"{parent.below.rstrip('/')}/{name}"
 
 
 def _cut(path: str) -> tuple[str, str]:
