@@ -194,12 +194,20 @@ def run(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         Whatever the function raises.
     """
     bound = functools.partial(function, **kwargs) if kwargs else function
-    return cast(_T, _call(bound, args))
+    return cast(_T, _call(bound, args, function.__module__))
 
 
-def _call(function: object, args: tuple[object, ...]) -> object:
+def warm(function: Callable[..., object]) -> None:
+    """Have the next call of a function find everything imported. Blocking.
+
+    Raises:
+        DriverUnavailable, StoreError: as `run`.
+    """
+    _call(os.getpid, (), function.__module__)
+
+
+def _call(function: object, args: tuple[object, ...], module: str) -> object:
     order = pickle.dumps((function, args))
-    module = getattr(getattr(function, "func", function), "__module__", __name__)
     for _ in range(_TRIES):
         ours, theirs = socket.socketpair()
         with ours, _mapped.busy():

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from worldfork.core import mapped
 from worldfork.core.clock import SystemClock
 from worldfork.core.errors import NotCapturable, NotFound, SandboxDied, SandboxError, WorldforkError
 from worldfork.core.ids import new_id
@@ -188,6 +189,8 @@ async def _copy_upper(live: Live, connection: Connection, wanted: Wanted) -> Sna
     last = await place.work(lambda: _usable(live, Copied.load(notes)))
     draft = await place.work(lambda: place.store.begin_layer(form=facts.form))
     upper = Path(ground_of(place, facts).upper)
+    if facts.ids:
+        await place.work(lambda: mapped.warm(copy_upper))  # not while all stands still
     try:
         await connection.freeze()
         try:
@@ -197,6 +200,8 @@ async def _copy_upper(live: Live, connection: Connection, wanted: Wanted) -> Sna
 
             def copy() -> Capture:
                 with typed(f"the upper of {facts.sandbox_id} cannot be copied"):
+                    if facts.ids:
+                        return mapped.run(copy_upper, upper, draft.path, last, writable, facts.form, below)
                     return copy_upper(upper, draft.path, last, writable, facts.form, below)
 
             capture = await place.work(copy)
@@ -320,6 +325,7 @@ def _record(facts: SandboxFacts, layers: tuple[str, ...], wanted: Wanted) -> Sna
             "user": facts.user,
             "working_dir": facts.working_dir,
             "limits": asdict(facts.limits),
+            **({"ids": facts.ids} if facts.ids else {}),
         },
         label=wanted.label,
         made_by="checkpoint",

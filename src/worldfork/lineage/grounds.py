@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from worldfork.core.errors import LaunchFailed, NotFound
+from worldfork.core.errors import FormatUnsupported, LaunchFailed, NotFound
 from worldfork.core.ids import new_id
 from worldfork.lineage.checkpoint import checkpoint
 from worldfork.lineage.place import Place
-from worldfork.lineage.starting import StartOptions, start
+from worldfork.lineage.starting import StartOptions, check_ids, start
 from worldfork.records.sandbox import Base
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.bases import VENV, host_python, parse_base, write_ground
@@ -110,9 +110,11 @@ def _known(place: Place, name: str) -> SnapshotRecord | None:
     if snapshot_id is None:
         return None
     try:
-        return place.store.snapshot(snapshot_id)
-    except NotFound:
+        record = place.store.snapshot(snapshot_id)
+        check_ids(record, place.driver.ids)
+    except (NotFound, FormatUnsupported):
         return None
+    return record
 
 
 def _name_of(place: Place, base: Base) -> str:

@@ -125,7 +125,7 @@ async def move(live: Live, connection: Connection, turn_fd: int) -> tuple[Sandbo
         with typed(f"the upper of {before.sandbox_id} cannot be taken"):
             move_upper(ground_of(place, before).upper, place.store.layer_path(moving.moving))
             fault("checkpoint:renamed")
-            make_upper(ground_of(place, _moved(moving)), before.form)
+            make_upper(ground_of(place, _moved(moving)), before.form, before.ids)
             fault("checkpoint:made")
 
     moving = place.quick(begin)

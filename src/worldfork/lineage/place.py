@@ -20,6 +20,7 @@ from worldfork.lineage.upkeep import Upkeep
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox.cgroups import remove_groups
 from worldfork.sandbox.namespace import NamespaceDriver
+from worldfork.sandbox.probe import proved_ids
 from worldfork.store.faultpoints import fault
 from worldfork.store.home import open_home
 from worldfork.store.store import Holder, Store, SweepReport
@@ -47,6 +48,7 @@ class Place:
         self.home = open_home(settings)
         self.store = Store.open(self.home, ttl_s=settings.lease_ttl_s)
         self.driver = NamespaceDriver(settings)
+        self.driver.ids = proved_ids(settings, self.driver.form, self.home.scratch / "id-range", self.home.tmp)
         self.live: dict[str, Live] = {}
         """Sandboxes that this process started, by id; all but the detached ones end with it."""
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="worldfork-work")

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from worldfork.content.marks import data_xattrs
+from worldfork.core import mapped
 from worldfork.core.errors import ConfigError, DriverUnavailable, FormatUnsupported, NotFound, WorldforkError
+from worldfork.core.idmap import covers
 from worldfork.core.ids import new_id
 from worldfork.lineage.identity import hostname, identity_files
 from worldfork.lineage.live import Live
@@ -76,6 +78,27 @@ def check_base(record: SnapshotRecord, allow_changed: bool) -> Base:
     return present if present.fingerprint != base.fingerprint else base
 
 
+def check_ids(record: SnapshotRecord, present: str) -> None:
+    """Refuse a snapshot whose files would belong to nobody.
+
+    Args:
+        record: the snapshot.
+        present: the map of the sandboxes that would stand on it.
+    Raises:
+        FormatUnsupported: it was taken in a sandbox with a range of ids that is not the present one.
+    """
+    stored = record.facts.get("ids", "")
+    if not covers(present, stored):
+        raise FormatUnsupported(
+            f"{record.snapshot_id} was taken with a range of user ids, and "
+            + ("this user has another one now" if present else "sandboxes have none here: its files would be nobody's"),
+            remedy="set WORLDFORK_ID_RANGE=auto, and give this user the same range in /etc/subuid and /etc/subgid; "
+            "`worldfork doctor` says what is missing",
+            expected=stored,
+            actual=present,
+        )
+
+
 def check_apart(home: Home, base: Base) -> None:
     """Refuse a base that would show the store, and with it all other sandboxes and their sockets, inside.
 
@@ -99,6 +122,7 @@ def make_facts(
 
     Raises:
         DriverUnavailable: the snapshot's layers have a form that this process cannot mount rightly.
+        FormatUnsupported: or they hold files of other ids, or it was taken on another userland.
         ConfigError: its base is gone, or would show the store inside.
     """
     if record.form != place.driver.form:
@@ -107,6 +131,7 @@ def make_facts(
             f"{_who(place.driver.form)}: deleted files would come back",
             remedy=f"restore it as {_who(record.form)}, or build the world again",
         )
+    check_ids(record, place.driver.ids)
     sandbox_id = new_id("sb")
     stored = record.facts
     base = check_base(record, options.allow_changed_base)
@@ -120,6 +145,7 @@ def make_facts(
         base=base,
         snapshot_id=record.snapshot_id,
         layers=record.layers,
+        ids=place.driver.ids,
         cgroups=place.driver.cgroups_of(sandbox_id),
         network=options.network,
         env={**stored.get("env", {}), **options.env},
@@ -153,8 +179,17 @@ def ground_of(place: Place, facts: SandboxFacts) -> Ground:
     )
 
 
-def make_upper(ground: Ground, form: str) -> None:
-    """Make an empty upper and its work directory; the root of a world looks like its topmost layer's root."""
+def make_upper(ground: Ground, form: str, ids: str = "") -> None:
+    """Make an empty upper and its work directory; the root of a world looks like its topmost layer's root.
+
+    Args:
+        ground: the layers, and the directories to make.
+        form: whose marks the overlay reads.
+        ids: the map of the sandbox's ids, one of which may own the root.
+    """
+    if ids and not _is_own(os.lstat(ground.layers[0])):
+        mapped.run(make_upper, ground, form)
+        return
     make_directory(ground.work, 0o700)
     make_directory(ground.upper, 0o700)
     top = os.lstat(ground.layers[0])
@@ -165,6 +200,11 @@ def make_upper(ground: Ground, form: str) -> None:
             os.setxattr(ground.upper, name, value, follow_symlinks=False)
     os.chmod(ground.upper, stat.S_IMODE(top.st_mode))
     os.utime(ground.upper, ns=(top.st_atime_ns, top.st_mtime_ns))
+
+
+def _is_own(info: os.stat_result) -> bool:
+    """Whether a directory is this user's own and open to it."""
+    return (info.st_uid, info.st_gid) == (os.geteuid(), os.getegid()) and info.st_mode & 0o500 == 0o500
 
 
 def prepare(place: Place, many: list[SandboxFacts]) -> None:
@@ -191,7 +231,7 @@ def _make_directories(place: Place, facts: SandboxFacts) -> None:
     os.mkdir(facts.run, 0o700)
     if place.driver.overlay == "legacy":
         os.mkdir(Path(facts.run) / "scratch", 0o700)
-    make_upper(ground_of(place, facts), facts.form)
+    make_upper(ground_of(place, facts), facts.form, facts.ids)
 
 
 async def start_prepared(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from worldfork.content.marks import mark
+from worldfork.core import mapped
 
 _TICK_NS = 20_000_000
 """Longer than a tick of any kernel's coarse clock (10 ms at 100 Hz)."""
@@ -159,7 +160,11 @@ def make_directory(path: str | Path, mode: int) -> None:
 
 
 def move_upper(source: str | Path, target: str | Path) -> None:
-    """Rename an upper, which takes the right to write to it too, and its user may have closed it to itself."""
+    """Rename an upper, which takes the right to write to it too, and it may be closed or belong to another id."""
+    mapped.if_refused(_move_upper, source, target)
+
+
+def _move_upper(source: str | Path, target: str | Path) -> None:
     mode = stat.S_IMODE(os.lstat(source).st_mode)
     closed = os.geteuid() != 0 and mode & 0o200 == 0
     if closed:

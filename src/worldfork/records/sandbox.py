@@ -108,6 +108,8 @@ class SandboxFacts:
     """The layer that its upper is just becoming; if whoever does that dies, the next one who comes sees to it."""
     next_layers: tuple[str, ...] = ()
     """What will lie below that layer: fewer layers of the same content; empty where it is `layers`."""
+    ids: str = ""
+    """The map of its ids, as `core.idmap` writes it; empty where root is the only one, or ids are the machine's."""
     cgroups: tuple[str, ...] = ()
     """Its cgroup directories."""
     network: str = "none"

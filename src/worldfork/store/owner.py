@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
+from worldfork.core import mapped
 from worldfork.core.clock import Clock, SystemClock, boot_id
 from worldfork.core.errors import OutOfSpace, StoreError
 from worldfork.core.ids import new_id
@@ -144,7 +145,8 @@ class OwnedStore:
         """Do as `trash`; tell whether there was anything."""
         with typed(f"{path} cannot be moved to the trash"):
             try:
-                os.rename(path, self.home.trash / f"{path.name}-{secrets.token_hex(8)}")
+                target = self.home.trash / f"{path.name}-{secrets.token_hex(8)}"
+                mapped.if_refused(os.rename, path, target)
             except FileNotFoundError:
                 return False
         return True

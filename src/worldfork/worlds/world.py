@@ -12,7 +12,7 @@ from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.door import through
 from worldfork.lineage.place import Place, place
 from worldfork.lineage.snapshots import SnapshotInfo, snapshot_info, wait_durable
-from worldfork.lineage.starting import check_base
+from worldfork.lineage.starting import check_base, check_ids
 from worldfork.lineage.synchronous import Sandbox
 
 
@@ -66,6 +66,7 @@ def _known(here: Place, name: str) -> SnapshotInfo | None:
     try:
         record = here.store.snapshot(snapshot_id)
         check_base(record, allow_changed=False)
+        check_ids(record, here.driver.ids)
     except (NotFound, FormatUnsupported, ConfigError):
         return None
     return snapshot_info(record)
