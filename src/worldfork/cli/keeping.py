@@ -107,14 +107,21 @@ def _tell_prune(report: PruneReport, rules: KeepRules) -> None:
             note(f"worldfork: {one} stays: in use by {', '.join(users)}")
     for what, why in report.failures:
         note(f"worldfork: {what} stays: {why}")
-    more = f", and {report.unmeasured_layers} of unknown size" if report.unmeasured_layers else ""
-    frees = "would free" if report.dry_run else "freed"
+    would = "would " if report.dry_run else ""
+    unknown = report.unmeasured_layers
+    more = f", and {_count(unknown, 'layer')} of unknown size" if unknown else ""
+    in_use = f"{len(report.in_use)} {'is' if len(report.in_use) == 1 else 'are'} in use"
     note(
-        f"{len(report.deleted)} snapshots {'would go' if report.dry_run else 'went'}, {len(report.kept)} stay, "
-        f"{len(report.in_use)} are in use; {len(report.layers)} layers: {frees} {human_bytes(report.freed_bytes)}{more}"
+        f"{_count(len(report.deleted), 'snapshot')} {'would go' if report.dry_run else 'went'}, {len(report.kept)} {would}stay, {in_use}; "
+        f"{_count(len(report.layers), 'layer')}: {human_bytes(report.freed_bytes)} "
+        f"{'would be free' if report.dry_run else 'freed'}{more}"
     )
     if not rules.any:
         note("There was no rule, so no snapshot goes; see `worldfork prune --help`.")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 @verb
@@ -177,15 +184,16 @@ def df(
         print_line()
     print_table(("", "size", ""), _usage_rows(found, **limits))
     if found.unmeasured_layers:
-        note(f"worldfork: {found.unmeasured_layers} layers have no known size yet; --measure walks them")
+        count = _count(found.unmeasured_layers, "layer")
+        note(f"worldfork: {count} without a known size yet; --measure walks them")
 
 
 def _usage_rows(found: Usage, reserve_bytes: int, quota_bytes: int) -> list[tuple[str, str, str]]:
     waste = found.reclaimable
     snapshots = len(found.snapshots)
     rows = [
-        ("logical", found.logical_bytes, f"{snapshots} snapshots, each kept whole"),
-        ("stored", found.stored_bytes, f"their {found.layers} layers, each once"),
+        ("logical", found.logical_bytes, f"{_count(snapshots, 'snapshot')}, each kept whole"),
+        ("stored", found.stored_bytes, f"{_count(found.layers, 'layer')} in use, each once"),
         ("shared", found.shared_bytes, "of it, used by more than one snapshot"),
         ("held", found.held_bytes, "of it, used by live sandboxes alone"),
         ("reclaimable", waste.total_bytes, "unused layers, trash, drafts of the dead: `worldfork prune`"),

@@ -101,29 +101,6 @@ def test_checkpoint(library: Library, invoke: Invoke) -> None:
     assert library.calls == [("checkpoint", options)]
 
 
-def test_snapshots_are_listed_newest_first(library: Library, invoke: Invoke) -> None:
-    assert invoke("snapshots").stdout == "There is no snapshot.\n"
-    library.stored[:] = [played.snapshot_info("sn-old"), played.snapshot_info("sn-new", label="first", size_bytes=2048)]
-    lines = invoke("snapshots").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["snapshot", "sn-new", "sn-old"]
-    assert "2.0 KiB" in lines[1]
-    assert invoke("snapshots", "-q").stdout == "sn-new\nsn-old\n"
-    facts = json.loads(invoke("snapshots", "--json").stdout)[0]
-    assert facts == {
-        "snapshot_id": "sn-new",
-        "sandbox_id": "sb-a",
-        "status": "local_ready",
-        "snapshot_type": "filesystem",
-        "created_at": 1_700_000_000.0,
-        "base": "host",
-        "parent_id": None,
-        "layers": 2,
-        "size_bytes": 2048,
-        "label": "first",
-        "warnings": [],
-    }
-
-
 def test_snapshots_rm(library: Library, invoke: Invoke) -> None:
     result = invoke("snapshots", "rm", "sn-a", "sn-missing", "--json")
     assert result.exit_code == 3
