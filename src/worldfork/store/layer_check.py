@@ -15,6 +15,7 @@ from worldfork.content.manifest import read_manifest
 from worldfork.core.beneath import open_beneath
 from worldfork.core.errors import NotFound, OutOfSpace, StoreError
 from worldfork.store.compare import differences
+from worldfork.store.failures import typed
 from worldfork.store.findings import LAYER, CheckReport, Finding
 from worldfork.store.store import Store
 
@@ -96,21 +97,38 @@ def _manifest_problem(path: Path, digest: str) -> str:
 
 
 def _check_tree(report: CheckReport, layer_id: str, row: _Row, tree: _Tree, manifest: Path) -> None:
-    before = report.entries
+    mine = CheckReport()
     try:
-        sealed = tree.counted(read_manifest(manifest), report)
-        for path, expected, found in differences(sealed, tree.entries(report), content=tree.read_data):
-            report.add(Finding(LAYER, layer_id, path, expected, found))
+        try:
+            _compare(mine, layer_id, row, manifest, tree.entries(mine), read_data=tree.read_data)
+        except StoreError:
+            if not tree.read_data:
+                raise
+            # Something cannot be read. Once more, in a slower way that says of each file whether it can be.
+            mine = CheckReport()
+            _compare(mine, layer_id, row, manifest, tree.entries_one_by_one(mine), read_data=True)
     except (StoreError, OutOfSpace) as error:
         where = error.fields.get("path")
         path = f"/{where}" if isinstance(where, str) else ""
-        report.add(Finding(LAYER, layer_id, path, "what can be read", str(error)))
-        return  # the rest of this layer is unread
-    except OSError as error:
-        report.add(Finding(LAYER, layer_id, MANIFEST, "what can be read", error.strerror or str(error)))
-        return
-    if row.entries is not None and report.entries - before != row.entries:
-        report.add(Finding(LAYER, layer_id, "entries", str(row.entries), str(report.entries - before)))
+        # The rest of this layer is unread.
+        mine.add(Finding(LAYER, layer_id, path, "what can be read", error.message))
+    report.absorb(mine)
+
+
+def _compare(
+    report: CheckReport, layer_id: str, row: _Row, manifest: Path, there: Iterator[Entry], *, read_data: bool
+) -> None:
+    with typed("its manifest cannot be read"):
+        for path, expected, found in differences(_counted(manifest, report), there, content=read_data):
+            report.add(Finding(LAYER, layer_id, path, expected, found))
+    if row.entries is not None and report.entries != row.entries:
+        report.add(Finding(LAYER, layer_id, "entries", str(row.entries), str(report.entries)))
+
+
+def _counted(manifest: Path, report: CheckReport) -> Iterator[Entry]:
+    for entry in read_manifest(manifest):
+        report.entries += 1
+        yield entry
 
 
 class _Tree:
@@ -121,21 +139,19 @@ class _Tree:
         self._form = form
         self.read_data = read_data
 
-    def counted(self, sealed: Iterator[Entry], report: CheckReport) -> Iterator[Entry]:
-        for entry in sealed:
-            report.entries += 1
+    def entries(self, report: CheckReport) -> Iterator[Entry]:
+        """Yield every path, with the digests of files if data is to be read."""
+        for entry, _ in walk(self._root, self._form, hashed=self.read_data):
+            if self.read_data and not entry.link:
+                report.read_bytes += entry.size_bytes
             yield entry
 
-    def entries(self, report: CheckReport) -> Iterator[Entry]:
-        """Yield every path. A file that cannot be read through does not end the walk."""
-        found = walk(self._root, self._form, hashed=False)
-        if not self.read_data:
-            for entry, _ in found:
-                yield entry
-            return
-        root = os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    def entries_one_by_one(self, report: CheckReport) -> Iterator[Entry]:
+        """Yield the same. A file that cannot be read does not end it, and has the reason in place of its digest."""
+        with typed(f"{self._root} cannot be opened"):
+            root = os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            for entry, stored_bytes in found:
+            for entry, stored_bytes in walk(self._root, self._form, hashed=False):
                 if entry.kind == "f" and not entry.link:
                     report.read_bytes += entry.size_bytes
                     entry = entry._replace(content=_content(root, entry, stored_bytes < entry.size_bytes))

@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from worldfork.core.errors import ConfigError, WorldforkError
+from worldfork.core.errors import ConfigError, Corrupt, WorldforkError
 from worldfork.core.ids import check_id
 from worldfork.records.snapshot import SnapshotLevel, SnapshotRecord
 from worldfork.store.findings import DATABASE, HOLDER, LAYER, NAME, SNAPSHOT, CheckReport, Finding
@@ -56,12 +56,16 @@ def check_metadata(store: Store, report: CheckReport) -> Metadata:
         lambda db: _names(db, report),
         lambda db: _holders(db, report, known),
     ]
-    with store.database.view() as db:
-        for step in steps:
-            try:
-                step(db)
-            except sqlite3.Error as error:
-                report.add(_database(store, "", "rows that can be read", str(error)))
+    try:
+        with store.database.view() as db:
+            for step in steps:
+                try:
+                    step(db)
+                except sqlite3.Error as error:
+                    report.add(_database(store, "", "rows that can be read", str(error)))
+    except Corrupt as error:  # the end of the transaction reports it once more
+        if report.sound:
+            report.add(_database(store, "", "a sound database", error.message))
     for holder_id in known.suspects:
         _living_holder(store, report, holder_id)
     return known
