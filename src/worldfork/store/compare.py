@@ -36,7 +36,7 @@ def differences(sealed: Iterable[Entry], there: Iterable[Entry], *, content: boo
     Args:
         sealed: what was.
         there: what is.
-        content: compare the digests of files too.
+        content: compare the digests of files too, where what is there has one.
     """
     expected, found = iter(sealed), iter(there)
     want, have = next(expected, None), next(found, None)
@@ -65,10 +65,14 @@ def _side(want: Entry | None, have: Entry | None) -> int:
 
 
 def _same(want: Entry, have: Entry, *, content: bool) -> bool:
-    # What has several names is read under the first of them.
-    if content and not want.link:
+    if content and _has_content(want, have):
         return want == have
     return want[:_CONTENT] == have[:_CONTENT] and want[_CONTENT + 1 :] == have[_CONTENT + 1 :]
+
+
+def _has_content(want: Entry, have: Entry) -> bool:
+    # What has several names is read under the first of them.
+    return bool(have.content) and not want.link
 
 
 def _told_apart(want: Entry, have: Entry, *, content: bool) -> tuple[str, str]:
@@ -78,7 +82,7 @@ def _told_apart(want: Entry, have: Entry, *, content: bool) -> tuple[str, str]:
     pairs = [
         (text(want), text(have))
         for name, text in _WORDS.items()
-        if (name != "content" or (content and not want.link and want.size_bytes == have.size_bytes))
+        if (name != "content" or (content and want.size_bytes == have.size_bytes and _has_content(want, have)))
         and getattr(want, name) != getattr(have, name)
     ]
     pairs += _attributes(dict(want.xattrs), dict(have.xattrs))

@@ -161,7 +161,7 @@ class _Tree:
 
 
 def _content(root: int, entry: Entry, sparse: bool) -> str:
-    """Return the digest of a file's content, or what keeps it from being read."""
+    """Return the digest of a file's content, or what keeps it from being read; empty if that is just its mode."""
     from worldfork.content.hashing import hash_file
 
     try:
@@ -170,6 +170,8 @@ def _content(root: int, entry: Entry, sparse: bool) -> str:
             return hash_file(fd, entry.size_bytes, sparse)
         finally:
             os.close(fd)
+    except PermissionError:
+        return ""
     except OSError as error:
         return error.strerror or errno.errorcode.get(error.errno or 0, str(error))
 

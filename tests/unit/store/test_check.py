@@ -192,13 +192,21 @@ def test_a_file_that_cannot_be_read_does_not_keep_the_rest_from_being_read(
 
 
 @pytest.mark.user
-def test_what_this_user_may_not_read_is_named(store: Store) -> None:
-    layer_id = add_full(store, "user").layers[0]
-    (store.layer_path(layer_id) / "full" / "deep").chmod(0)
-    [finding] = check(store).findings
-    (store.layer_path(layer_id) / "full" / "deep").chmod(0o755)
-    assert (finding.path, finding.expected) == ("/full/deep", "what can be read")
-    assert "Permission denied" in finding.found
+def test_what_this_user_closed_to_itself_is_looked_at_all_the_same(store: Store) -> None:
+    layer_id = add_full(store, "user", sealed=False).layers[0]
+    root = store.layer_path(layer_id)
+    (root / "full" / "text").chmod(0)
+    (root / "full" / "deep").chmod(0)
+    seal(store, layer_id)
+    for read_data in (False, True):
+        assert lines(check(store, read_data)) == []
+    (root / "full" / "deep").chmod(0o755)
+    keeping_times(root, lambda root: flip_a_bit(root / "full" / "deep" / "more"))
+    (root / "full" / "deep").chmod(0)
+    assert lines(check(store)) == []
+    assert [finding.path for finding in check(store, read_data=True).findings] == ["/full/deep/more"]
+    (root / "full" / "deep").chmod(0o700)
+    assert lines(check(store)) == [f"layer {layer_id}: /full/deep: expected mode 0000, found mode 0700"]
 
 
 def test_a_name_that_is_not_utf8(store: Store, form: str) -> None:
