@@ -54,7 +54,7 @@ class ContentHash:
                 blocks, count = divmod(count, _BLOCK_BYTES)
                 self._add_run(_block_of_zeros(), blocks)
                 continue
-            part = memoryview(_ZEROS)[:count]
+            part = memoryview(_ZEROS)[: min(count, _BLOCK_BYTES - self._filled)]
             self.update(part)
             count -= len(part)
 
