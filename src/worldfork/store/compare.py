@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from worldfork.content.entry import Entry, sort_key
+from worldfork.content.layer import NOBODY
 
 _KINDS = {
     "f": "a file",
@@ -30,18 +31,24 @@ class Difference(NamedTuple):
     found: str
 
 
-def differences(sealed: Iterable[Entry], there: Iterable[Entry], *, content: bool) -> Iterator[Difference]:
+def differences(
+    sealed: Iterable[Entry], there: Iterable[Entry], *, content: bool, ranges: bool
+) -> Iterator[Difference]:
     """Compare two trees in canonical order and yield every path that differs. Holds one entry of each at a time.
 
     Args:
         sealed: what was.
         there: what is.
         content: compare the digests of files too, where what is there has one.
+        ranges: owners are ids of a range, which look like nobody's to whoever is not in its user namespace: whether
+            that was when the layer was sealed, or is now, such an owner stands for every one but root.
     """
     expected, found = iter(sealed), iter(there)
     want, have = next(expected, None), next(found, None)
     while want is not None or have is not None:
         side = _side(want, have)
+        if side == 0 and ranges and want is not None and have is not None:
+            have = _known_owner(want, have)
         if side == 0 and want is not None and have is not None and not _same(want, have, content=content):
             wanted, got = _told_apart(want, have, content=content)
             yield Difference(f"/{want.path}", wanted, got)
@@ -68,6 +75,14 @@ def _same(want: Entry, have: Entry, *, content: bool) -> bool:
     if content and _has_content(want, have):
         return want == have
     return want[:_CONTENT] == have[:_CONTENT] and want[_CONTENT + 1 :] == have[_CONTENT + 1 :]
+
+
+def _known_owner(want: Entry, have: Entry) -> Entry:
+    if want.uid != have.uid and NOBODY in (want.uid, have.uid) and 0 not in (want.uid, have.uid):
+        have = have._replace(uid=want.uid)
+    if want.gid != have.gid and NOBODY in (want.gid, have.gid) and 0 not in (want.gid, have.gid):
+        have = have._replace(gid=want.gid)
+    return have
 
 
 def _has_content(want: Entry, have: Entry) -> bool:

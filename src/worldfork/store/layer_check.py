@@ -119,7 +119,8 @@ def _compare(
     report: CheckReport, layer_id: str, row: _Row, manifest: Path, there: Iterator[Entry], *, read_data: bool
 ) -> None:
     with typed("its manifest cannot be read"):
-        for path, expected, found in differences(_counted(manifest, report), there, content=read_data):
+        ranges = row.form == "user"
+        for path, expected, found in differences(_counted(manifest, report), there, content=read_data, ranges=ranges):
             report.add(Finding(LAYER, layer_id, path, expected, found))
     if row.entries is not None and report.entries != row.entries:
         report.add(Finding(LAYER, layer_id, "entries", str(row.entries), str(report.entries)))

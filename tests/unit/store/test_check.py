@@ -14,6 +14,7 @@ from tests.full_layers import FORMS, OLD_NS, add_full, change, flip_a_bit, keepi
 from tests.stores import add_snapshot, exit_code_of, start_child
 
 from worldfork.content import hashing
+from worldfork.content.layer import NOBODY
 from worldfork.content.manifest import read_manifest
 from worldfork.core.clock import ManualClock
 from worldfork.core.ids import new_id
@@ -141,6 +142,18 @@ def test_damage_that_only_root_can_do(store: Store, form: str) -> None:
         f"layer {layer_id}: /empty: expected user 1234, group 1234, found user 0, group 77",
         f"layer {layer_id}: /hiding: expected opaque, found not opaque",
     ]
+
+
+@pytest.mark.root
+def test_an_owner_that_looks_like_nobody_from_outside_its_range_is_no_fault(store: Store) -> None:
+    layer_id = add_full(store, "user", sealed=False).layers[0]
+    path = store.layer_path(layer_id) / "empty"
+    os.chown(path, NOBODY, NOBODY)
+    seal(store, layer_id)
+    os.chown(path, 1234, 99)
+    assert lines(check(store)) == []
+    os.chown(path, 0, 99)
+    assert lines(check(store)) == [f"layer {layer_id}: /empty: expected user {NOBODY}, found user 0"]
 
 
 @pytest.mark.root
