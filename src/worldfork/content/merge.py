@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from worldfork.content.entry import Entry
 from worldfork.content.failures import naming
+from worldfork.content.mapped import lines_of
 from worldfork.content.merged import Describing
 from worldfork.content.stack import LayerStack, Node
 from worldfork.content.writing import Writer
-from worldfork.core.errors import ConfigError
+from worldfork.core.errors import ConfigError, StoreError
+from worldfork.core.remove import remove_tree
 
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 
 
-def merge_layers(
-    layers: Sequence[Path],
-    target: Path,
-    form: str,
-    *,
-    ends: bool = False,
-    step: Callable[[], None] | None = None,
-) -> None:
+def merge_layers(layers: Sequence[Path], target: Path, form: str, *, ends: bool = False) -> None:
     """Write one layer that stands for a run of layers.
 
     A directory of the run goes on below the run where its layers did, with a redirect if that is another place than
     its own, and is opaque where they let nothing through. Deletions stay, except where nothing below could show.
-    Nothing below the run is looked at, so that the outcome holds over any layers.
+    Nothing below the run is looked at, so that the outcome holds over any layers. What an ordinary user's sandboxes
+    have closed to themselves is read all the same.
 
     Args:
         layers: the run, top first; nobody may write to them meanwhile.
@@ -36,7 +33,6 @@ def merge_layers(
         form: "trusted" or "user": of the layers and of the outcome.
         ends: whether nothing at all lies below the run. Over nothing a deletion that stayed would be listed, as a
             name that is not there.
-        step: called after every path, so that a long merge can be interrupted: what it raises ends the merge.
     Raises:
         ConfigError: there is no layer, or one holds what the form cannot carry here; `path` is a field.
         Corrupt: a layer holds what no overlay makes.
@@ -44,6 +40,23 @@ def merge_layers(
     """
     if not layers:
         raise ConfigError("there is nothing to merge")
+    try:
+        _merge(layers, target, form, ends)
+        return
+    except StoreError as error:
+        if form != "user" or os.geteuid() == 0 or error.fields.get("errno") != errno.EACCES:
+            raise
+    remove_tree(target)
+    for _ in lines_of(__name__, "_merge_mapped", form, "ends" * ends, str(target), *map(str, layers)):
+        pass
+
+
+def _merge_mapped(form: str, ends: str, target: str, *layers: str) -> Iterator[bytes]:
+    _merge([Path(layer) for layer in layers], Path(target), form, bool(ends))
+    yield from ()
+
+
+def _merge(layers: Sequence[Path], target: Path, form: str, ends: bool) -> None:
     stack = LayerStack(layers, form, ends=ends)
     describing = Describing(form)
     with Writer(target, form) as writer:
@@ -53,8 +66,6 @@ def merge_layers(
                 writer.add(entry)
             else:
                 _copy(writer, entry, stack, node)
-            if step is not None:
-                step()
         writer.finish()
 
 
