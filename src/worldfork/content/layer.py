@@ -6,16 +6,19 @@ import errno
 import itertools
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from worldfork.content.entry import Entry, decode, encode
 from worldfork.content.failures import naming
+from worldfork.content.ids import expect_seen_whole, ids_of, is_seen_whole
 from worldfork.content.mapped import NOBODY, lines_of, value_inside
 from worldfork.content.marks import is_mark, mark, name_inside
+from worldfork.core import mapped
 from worldfork.core.beneath import open_beneath
 from worldfork.core.errors import StoreError
+from worldfork.core.idmap import covers
 
 __all__ = ["NOBODY", "Found", "look", "walk"]
 
@@ -55,8 +58,12 @@ def walk(root: Path, form: str, *, hashed: bool = True) -> Iterator[Found]:
         hashed: whether to read files; `content` is empty otherwise.
     Raises:
         OutOfSpace, StoreError: something cannot be read; `path` and `errno` are fields.
+        DriverUnavailable, FormatUnsupported: it holds files of a range of ids that this user has not got.
     """
     found = 0
+    if not is_seen_whole(root):
+        yield from _found(_with_ids(root, form, hashed))
+        return
     try:
         for each in _Walk(form, hashed).run(root):
             yield each
@@ -66,7 +73,19 @@ def walk(root: Path, form: str, *, hashed: bool = True) -> Iterator[Found]:
         if form != "user" or os.geteuid() == 0 or error.fields.get("errno") != errno.EACCES:
             raise
     rest = lines_of(__name__, "_lines", str(root), form, "hashed" * hashed)
-    for line in itertools.islice(rest, found, None):
+    yield from _found(itertools.islice(rest, found, None))
+
+
+def _with_ids(root: Path, form: str, hashed: bool) -> Iterator[bytes]:
+    """Look at a tree with files of a range of ids, if this user has it."""
+    namespace = mapped.namespace()
+    if not covers(mapped.present_map().text, ids_of(root)):
+        expect_seen_whole(root)
+    return lines_of(__name__, "_lines", str(root), form, "hashed" * hashed, namespace=namespace)
+
+
+def _found(lines: Iterable[bytes]) -> Iterator[Found]:
+    for line in lines:
         stored, _, entry = line.partition(b" ")
         yield Found(decode(entry), int(stored))
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from importlib import import_module
 
 from worldfork.core.errors import StoreError, WorldforkError
+from worldfork.core.mapped_server import join
 
 NOBODY = 65534
 """How an owner that a user namespace does not know is seen in it."""
@@ -33,18 +34,21 @@ _REVISION_2, _REVISION_3 = 0x02000000, 0x03000000  # of a file's capabilities; t
 _ACL_USER, _ACL_GROUP = 0x02, 0x08
 
 
-def lines_of(module: str, function: str, *arguments: str) -> Iterator[bytes]:
-    """Call a function in a process that is root over this user's own files, and over nothing else.
+def lines_of(module: str, function: str, *arguments: str, namespace: int | None = None) -> Iterator[bytes]:
+    """Call a function in a process that is root over this user's own files, or over its range of ids, and nothing else.
 
     Args:
         module, function: where it is; it gets `arguments` and yields lines of bytes, each with its newline.
         arguments: texts.
+        namespace: descriptor of a user namespace to be root of; by default a new one that knows this user alone.
     Raises:
         WorldforkError: what the function raised.
         StoreError: the process could not become that, or was killed.
     """
-    command = [sys.executable, "-I", "-c", _PROGRAM, json.dumps(sys.path), module, function, *arguments]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as child:
+    passed = () if namespace is None else (namespace,)
+    joined = "-1" if namespace is None else str(namespace)
+    command = [sys.executable, "-I", "-c", _PROGRAM, json.dumps(sys.path), joined, module, function, *arguments]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pass_fds=passed) as child:
         assert child.stdout is not None
         try:
             for line in child.stdout:
@@ -59,11 +63,14 @@ def lines_of(module: str, function: str, *arguments: str) -> Iterator[bytes]:
     raise StoreError("the process that reads what is closed to this user ended early", exit_code=child.returncode)
 
 
-def _answer(module: str, function: str, *arguments: str) -> None:
+def _answer(joined: str, module: str, function: str, *arguments: str) -> None:
     out = sys.stdout.buffer
     try:
         try:
-            _become_root()
+            if int(joined) < 0:
+                _become_root()
+            else:
+                join(int(joined))
         except OSError as error:
             raise StoreError(f"this user cannot have a user namespace: {error.strerror}", errno=error.errno) from error
         for line in getattr(import_module(module), function)(*arguments):

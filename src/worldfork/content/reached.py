@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from worldfork.content.ids import expect_seen_whole
 from worldfork.core.beneath import open_beneath
 
 _HELD = 32
@@ -17,6 +18,8 @@ class Reached:
 
     Args:
         root: the top of the tree, whose parents are trusted.
+    Raises:
+        FormatUnsupported: it holds files of a range of ids that this process has not got.
     """
 
     def __init__(self, root: Path) -> None:
@@ -26,6 +29,7 @@ class Reached:
         """Descriptors by depth; the root always, and the nearest of the others."""
 
     def __enter__(self) -> Reached:
+        expect_seen_whole(self._root)
         self._held[0] = os.open(self._root, _DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         return self
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from worldfork.content.ids import expect_seen_whole
 from worldfork.content.marks import is_mark, mark, name_inside
 from worldfork.core.beneath import open_beneath
 from worldfork.core.errors import Corrupt
@@ -86,12 +87,15 @@ class LayerStack:
         form: "trusted" or "user": whose marks to read.
         ends: whether nothing at all lies below the last of them.
     Raises:
+        FormatUnsupported: one holds files of a range of ids that this process has not got.
         Corrupt: by any method, where a redirect is none that an overlay would follow.
         OSError: by any method, where a layer cannot be read.
     """
 
     def __init__(self, layers: Sequence[Path], form: str, *, ends: bool = True) -> None:
         self.layers = tuple(layers)
+        for layer in self.layers:
+            expect_seen_whole(layer)
         self.form = form
         self._ends = ends
         self._whole = tuple((layer, "") for layer in range(len(self.layers)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pwd
 import shutil
@@ -82,6 +83,19 @@ def covers(present: str, wanted: str) -> bool:
         return bool(present) and IdMap.parse(present).covers(IdMap.parse(wanted))
     except ValueError:
         return False
+
+
+@functools.cache
+def own_map() -> str:
+    """Return the map of the namespace that this process lives in, as text; empty unless it is one like these."""
+    found = []
+    for name in ("uid_map", "gid_map"):
+        rows = [line.split() for line in Path("/proc/self", name).read_text().splitlines()]
+        found.append(tuple(Extent(*(int(field) for field in row)) for row in rows))
+    uids, gids = found
+    # Root is one of the host's users, and others are others: not the first namespace, nor one with a single id.
+    like = all(len(extents) > 1 and extents[0].inside == 0 and extents[0].size == 1 for extents in found)
+    return IdMap(uids, gids).text if like and os.geteuid() == 0 else ""
 
 
 def find_id_map() -> IdMap | Lacking:

@@ -187,7 +187,7 @@ async def _copy_upper(live: Live, connection: Connection, wanted: Wanted) -> Sna
     place, facts = live.place, live.facts
     notes = Path(facts.run) / f"copied.{facts.generation}"
     last = await place.work(lambda: _usable(live, Copied.load(notes)))
-    draft = await place.work(lambda: place.store.begin_layer(form=facts.form))
+    draft = await place.work(lambda: place.store.begin_layer(form=facts.form, ids=facts.ids))
     upper = Path(ground_of(place, facts).upper)
     if facts.ids:
         await place.work(lambda: mapped.warm(copy_upper))  # not while all stands still
@@ -273,7 +273,7 @@ async def _stop_and_take(live: Live, wanted: Wanted, began: float) -> tuple[Snap
     async with turn(live):
         live.facts = facts = await present_facts(live, connection)
         # Before anything ends: on a full disk the sandbox lives on.
-        draft = await place.work(lambda: place.store.begin_layer(form=facts.form))
+        draft = await place.work(lambda: place.store.begin_layer(form=facts.form, ids=facts.ids))
         sync_fd = live.sync_descriptor()
         try:
             await live.kill()

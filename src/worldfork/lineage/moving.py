@@ -112,7 +112,7 @@ async def move(live: Live, connection: Connection, turn_fd: int) -> tuple[Sandbo
     next_layers = await _next_layers(place, before.layers)
 
     def begin() -> SandboxFacts:
-        draft = place.store.begin_layer(form=before.form)
+        draft = place.store.begin_layer(form=before.form, ids=before.ids)
         try:
             moving = replace(before, moving=draft.layer_id, next_layers=next_layers)
             place.store.hold([holder_of(moving)])

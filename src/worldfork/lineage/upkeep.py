@@ -76,9 +76,11 @@ class Upkeep:
         return min(self._busy_at_s + _REST_S, self._wanted_since_s + _AT_LATEST_S) - now
 
     def _work(self) -> None:
+        # With the ids of all layers, if this user has a range.
+        under = ("-m", "worldfork.core.mapped") if self._settings.id_range == "auto" else ("-m",)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "worldfork.store.upkeep"],
+                [sys.executable, *under, "worldfork.store.upkeep"],
                 env={**os.environ, **variables(self._settings)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,

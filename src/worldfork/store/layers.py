@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from worldfork.content.ids import write_ids
 from worldfork.core.errors import ConfigError, Locked, NotFound, OutOfSpace, StoreError, WorldforkError
 from worldfork.core.ids import check_id, new_id
 from worldfork.records.snapshot import LayerRecord
@@ -54,7 +55,9 @@ class LayerDraft:
 class Layers(OwnedStore):
     """The layers of a store."""
 
-    def begin_layer(self, *, form: str, size_hint_bytes: int = 0, layer_id: str | None = None) -> LayerDraft:
+    def begin_layer(
+        self, *, form: str, size_hint_bytes: int = 0, layer_id: str | None = None, ids: str = ""
+    ) -> LayerDraft:
         """Announce a layer before anything is moved into it, so that a crash cannot leave it unknown.
 
         It is lost when this process stands still for longer than `ttl_s`.
@@ -63,6 +66,7 @@ class Layers(OwnedStore):
             form: "trusted" or "user".
             size_hint_bytes: how much will be written, if known; refused at once if the disk lacks it.
             layer_id: of a layer that comes from elsewhere; random by default.
+            ids: the map of the sandbox that writes it, if it has a range of ids.
         Raises:
             ConfigError: no such form, or a malformed id.
             Locked: somebody alive is making a layer of this id.
@@ -83,6 +87,7 @@ class Layers(OwnedStore):
             fault("begin_layer:announced")
             with typed(f"the layer {layer_id} cannot be made"):
                 place.mkdir(mode=0o700)
+                write_ids(place, ids)
             fault("begin_layer:made")
         except BaseException:
             # Nobody hears of it, so nobody else could give it up before this process ends.
