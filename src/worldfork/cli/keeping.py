@@ -107,14 +107,13 @@ def _tell_prune(report: PruneReport, rules: KeepRules) -> None:
             note(f"worldfork: {one} stays: in use by {', '.join(users)}")
     for what, why in report.failures:
         note(f"worldfork: {what} stays: {why}")
-    would = "would " if report.dry_run else ""
+    went, stay, freed = ("would go", "would stay", "would be free") if report.dry_run else ("went", "stay", "freed")
     unknown = report.unmeasured_layers
     more = f", and {_count(unknown, 'layer')} of unknown size" if unknown else ""
     in_use = f"{len(report.in_use)} {'is' if len(report.in_use) == 1 else 'are'} in use"
     note(
-        f"{_count(len(report.deleted), 'snapshot')} {'would go' if report.dry_run else 'went'}, {len(report.kept)} {would}stay, {in_use}; "
-        f"{_count(len(report.layers), 'layer')}: {human_bytes(report.freed_bytes)} "
-        f"{'would be free' if report.dry_run else 'freed'}{more}"
+        f"{_count(len(report.deleted), 'snapshot')} {went}, {len(report.kept)} {stay}, {in_use}; "
+        f"{_count(len(report.layers), 'layer')}: {human_bytes(report.freed_bytes)} {freed}{more}"
     )
     if not rules.any:
         note("There was no rule, so no snapshot goes; see `worldfork prune --help`.")

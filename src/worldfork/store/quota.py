@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from worldfork.core.errors import WorldforkError
 from worldfork.records.snapshot import SnapshotLevel
 from worldfork.store.prune import delete_all, living_users, named_among
 from worldfork.store.store import Store
-from worldfork.store.usage import measure_layers
+from worldfork.store.usage import Size, measure_layers
 
 _SETTLED = "state IN ('ready', 'durable')"
 
@@ -42,7 +42,8 @@ def over_quota(store: Store, quota_bytes: int) -> int:
     if quota_bytes <= 0:
         return 0
     with store.database.read() as db:
-        return max(0, _stored_bytes(db) - quota_bytes)
+        row = db.execute(f"SELECT ifnull(sum(stored_bytes), 0) FROM layers WHERE {_SETTLED}").fetchone()
+    return max(0, int(row[0]) - quota_bytes)
 
 
 def enforce_quota(store: Store, quota_bytes: int) -> QuotaReport:
@@ -59,24 +60,37 @@ def enforce_quota(store: Store, quota_bytes: int) -> QuotaReport:
     report = QuotaReport()
     if quota_bytes <= 0:
         return report
-    measure_layers(store)
-    if over_quota(store, quota_bytes):
+    # On a full disk they may not have been written down.
+    measured = measure_layers(store)
+    report.over_bytes = _over(store, quota_bytes, measured)
+    if report.over_bytes:
         _collect(store, report)
-    if over_quota(store, quota_bytes):
+        report.over_bytes = _over(store, quota_bytes, measured)
+    if report.over_bytes:
         with store.database.view() as db:
-            going = _going(store, db, _stored_bytes(db) - quota_bytes)
+            going = _going(store, db, _sizes(db, measured), report.over_bytes)
         done = delete_all(store, going, _named_since)
         report.deleted = done.deleted
         report.failures += done.failures
         if done.deleted:
             _collect(store, report)
-    report.over_bytes = over_quota(store, quota_bytes)
+            report.over_bytes = _over(store, quota_bytes, measured)
     return report
 
 
-def _stored_bytes(db: sqlite3.Connection) -> int:
-    row = db.execute(f"SELECT ifnull(sum(stored_bytes), 0) FROM layers WHERE {_SETTLED}").fetchone()
-    return int(row[0])
+def _sizes(db: sqlite3.Connection, measured: Mapping[str, Size]) -> dict[str, int]:
+    """Return what each layer takes on disk; nothing where nobody could measure it."""
+    found = {}
+    for layer_id, stored_bytes in db.execute(f"SELECT layer_id, stored_bytes FROM layers WHERE {_SETTLED}"):
+        if stored_bytes is None:
+            stored_bytes = measured[layer_id].stored_bytes if layer_id in measured else 0
+        found[layer_id] = stored_bytes
+    return found
+
+
+def _over(store: Store, quota_bytes: int, measured: Mapping[str, Size]) -> int:
+    with store.database.read() as db:
+        return max(0, sum(_sizes(db, measured).values()) - quota_bytes)
 
 
 def _collect(store: Store, report: QuotaReport) -> None:
@@ -93,7 +107,7 @@ def _named_since(db: sqlite3.Connection, snapshot_ids: Sequence[str]) -> dict[st
     return {snapshot_id: f"named {names[0]}" for snapshot_id, names in named_among(db, snapshot_ids).items()}
 
 
-def _going(store: Store, db: sqlite3.Connection, wanted_bytes: int) -> list[str]:
+def _going(store: Store, db: sqlite3.Connection, sizes: Mapping[str, int], wanted_bytes: int) -> list[str]:
     """Return the fewest of the oldest throw-away snapshots that free so much, or all that free anything."""
     rows = db.execute(
         "SELECT snapshot_id FROM snapshots WHERE level = ? AND snapshot_id NOT IN (SELECT snapshot_id FROM names)",
@@ -114,7 +128,6 @@ def _going(store: Store, db: sqlite3.Connection, wanted_bytes: int) -> list[str]
             stacks[snapshot_id] = layers
         else:
             others.update(layers)
-    sizes = dict(db.execute(f"SELECT layer_id, ifnull(stored_bytes, 0) FROM layers WHERE {_SETTLED}").fetchall())
     going, freed_bytes = [], 0
     for snapshot_id, layers in stacks.items():
         if freed_bytes >= wanted_bytes:
