@@ -108,7 +108,10 @@ class Snapshots(Readings):
                 (f'"{run[0]}"',),
             ).fetchall()
             for number, text in rows:
-                record = SnapshotRecord.from_json(text)
+                try:
+                    record = SnapshotRecord.from_json(text)
+                except (ValueError, TypeError, KeyError):
+                    continue  # damaged, which a check tells; it must not keep all others from going on
                 layers = exchanged(record.layers, run, by)
                 if layers != record.layers:
                     changed = dataclasses.replace(record, layers=layers).to_json()
