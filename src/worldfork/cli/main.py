@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from worldfork.cli import demo, execute, keeping, lineage, rollouts, sandboxes, snapshots, upkeep
+from worldfork.cli import demo, exchange, execute, keeping, lineage, rollouts, sandboxes, snapshots, upkeep
 from worldfork.cli.printing import note
 
 app = typer.Typer(
@@ -52,6 +52,10 @@ app.command()(lineage.tree)
 app.command()(keeping.tag)
 app.command()(keeping.prune)
 app.command()(keeping.df)
+app.command()(exchange.export)
+app.command("import")(exchange.import_)
+app.command()(exchange.push)
+app.command()(exchange.pull)
 app.command()(rollouts.rollout)
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     upkeep.bench

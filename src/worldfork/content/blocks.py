@@ -41,8 +41,8 @@ _WINDOW_LOG = 26  # LARGEST_BYTES; more would let an archive claim memory that n
 class Sink(Protocol):
     """Where an archive goes."""
 
-    def write(self, data: bytes, /) -> object:
-        """Take all of it."""
+    def write(self, data: bytes | memoryview, /) -> object:
+        """Take it; one that returns a number has taken so many bytes."""
 
 
 class Source(Protocol):
@@ -104,7 +104,7 @@ class BlockWriter:
             self._write_oldest()
         self._put(_BLOCK.pack(0, _DIGEST_BYTES))
         digest = self._digest.digest()
-        self._sink.write(digest)
+        self._put(digest)
         return digest.hex()
 
     def _close_block(self) -> None:
@@ -130,7 +130,12 @@ class BlockWriter:
 
     def _put(self, data: bytes) -> None:
         self._digest.update(data)
-        self._sink.write(data)
+        rest = memoryview(data)
+        while rest:
+            done = self._sink.write(rest)
+            if not isinstance(done, int):
+                return
+            rest = rest[done:]  # an unbuffered file may take a part only
 
 
 def read_blocks(source: Source) -> Generator[bytes, None, None]:

@@ -75,7 +75,8 @@ def check_base(record: SnapshotRecord, allow_changed: bool) -> Base:
             expected=base.fingerprint,
             actual=present.fingerprint,
         )
-    return present if present.fingerprint != base.fingerprint else base
+    # A base that came from elsewhere has its fingerprint, and nothing of what is mounted here.
+    return present if present.fingerprint != base.fingerprint or not base.binds else base
 
 
 def check_ids(record: SnapshotRecord, present: str) -> None:

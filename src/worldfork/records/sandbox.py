@@ -63,9 +63,9 @@ class Base:
     """The read-only ground below every layer."""
 
     kind: str
-    """"host" (the machine's own userland) or "dir" (any root file system)."""
+    """"host" (the machine's own userland), "dir" (any root file system) or "layers" (the lowest layer is the base)."""
     path: str = ""
-    """The lowest directory of the stack; empty for "host", whose ground is mounted, not stacked."""
+    """The lowest directory of the stack; of "dir" alone."""
     binds: tuple[tuple[str, str], ...] = ()
     """(host path, path inside), mounted read-only."""
     fingerprint: str = ""
