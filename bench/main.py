@@ -29,6 +29,8 @@ FIGURES = (
     "versus_nitrobox",
     "versus_build",
     "world_size",
+    "snapshots_1000",
+    "prune",
     "rollouts_178",
     "rollouts_cpu",
 )
