@@ -68,7 +68,7 @@ def _answer(joined: str, module: str, function: str, *arguments: str) -> None:
     try:
         try:
             if int(joined) < 0:
-                _become_root()
+                become_root()
             else:
                 join(int(joined))
         except OSError as error:
@@ -81,7 +81,7 @@ def _answer(joined: str, module: str, function: str, *arguments: str) -> None:
     out.flush()
 
 
-def _become_root() -> None:
+def become_root() -> None:
     """Put this process, which has one thread, into a user namespace in which its user is root."""
     uid, gid = os.geteuid(), os.getegid()
     libc = ctypes.CDLL(None, use_errno=True)
