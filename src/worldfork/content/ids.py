@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
+from worldfork.core import mapped
 from worldfork.core.errors import FormatUnsupported
 from worldfork.core.idmap import covers, own_map
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _NAME = "ids"
 """Of the file beside a layer's tree that holds the map of the sandboxes that wrote it."""
 _TREE = "fs"
@@ -35,6 +40,34 @@ def ids_of(root: Path) -> str:
         return (root.parent / _NAME).read_text()
     except FileNotFoundError:
         return ""
+
+
+def widest(roots: Iterable[Path]) -> str:
+    """Return the map under which all of these layers can be written together; empty if none has a range of ids.
+
+    Raises:
+        FormatUnsupported: two were written with ranges of which neither holds the other.
+    """
+    found = {ids for root in roots if (ids := ids_of(root))}
+    for ids in found:
+        if all(covers(ids, other) for other in found):
+            return ids
+    if not found:
+        return ""
+    one, other, *_ = sorted(found)
+    raise FormatUnsupported("layers were written with different ranges of user ids", expected=one, actual=other)
+
+
+def with_ids(roots: Iterable[Path], function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Call a function of paths here, or in a process that has the ids of all these layers. Blocking.
+
+    Raises:
+        DriverUnavailable: this user has no range of ids.
+        Whatever the function raises.
+    """
+    if own_map() or all(is_seen_whole(root) for root in roots):
+        return function(*args, **kwargs)
+    return mapped.run(function, *args, **kwargs)
 
 
 def is_seen_whole(root: Path) -> bool:

@@ -9,7 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from worldfork.content.ids import is_seen_whole
+from worldfork.core import mapped
 from worldfork.core.errors import ConfigError, OutOfSpace
+from worldfork.store.home import Home
 from worldfork.store.store import Store
 
 _log = logging.getLogger("worldfork")
@@ -130,7 +133,19 @@ def push_one(store: Store, snapshot_id: str, remote: str) -> None:
     """
     from worldfork.store.exchange import push
 
-    push(store, [snapshot_id], remote)
+    if all(is_seen_whole(store.layer_path(layer_id)) for layer_id in store.snapshot(snapshot_id).layers):
+        push(store, [snapshot_id], remote)
+    else:
+        mapped.run(_push_of, store.home, snapshot_id, remote)
+
+
+def _push_of(home: Home, snapshot_id: str, remote: str) -> None:
+    """Do as `push_one`, in a process that has the ids of the layers."""
+    store = Store.open(home)
+    try:
+        push_one(store, snapshot_id, remote)
+    finally:
+        store.close()
 
 
 def check_level(level: str, remote: str) -> None:

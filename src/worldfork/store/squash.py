@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from worldfork.content.ids import widest, with_ids
 from worldfork.core.errors import NotFound, WorldforkError
 from worldfork.records.snapshot import LayerRecord
 from worldfork.store.faultpoints import fault
@@ -249,10 +250,12 @@ def _merge(store: Store, lease: Reading, run: Run) -> str:
 
     records = [store.layer(layer_id) for layer_id in run.layers]
     form = records[0].form
-    draft = store.begin_layer(form=form, size_hint_bytes=sum(_size_bytes(record) or 0 for record in records))
+    paths = [store.layer_path(layer_id) for layer_id in run.layers]
+    size_bytes = sum(_size_bytes(record) or 0 for record in records)
+    draft = store.begin_layer(form=form, size_hint_bytes=size_bytes, ids=widest(paths))
     fault("squash:begun")
     try:
-        merge_layers([store.layer_path(layer_id) for layer_id in run.layers], draft.path, form)
+        with_ids(paths, merge_layers, paths, draft.path, form)
         fault("squash:merged")
         store.publish_merge(lease, draft.layer_id, covers=run.layers, level=run.level)
     except BaseException:
