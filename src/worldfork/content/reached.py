@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from worldfork.content.ids import expect_seen_whole
+from worldfork.content.closed import ClosedFiles
+from worldfork.content.ids import is_seen_whole
+from worldfork.core import mapped
 from worldfork.core.beneath import open_beneath
 
 _HELD = 32
@@ -19,7 +21,7 @@ class Reached:
     Args:
         root: the top of the tree, whose parents are trusted.
     Raises:
-        FormatUnsupported: it holds files of a range of ids that this process has not got.
+        DriverUnavailable: it holds files of a range of ids that this user has not got.
     """
 
     def __init__(self, root: Path) -> None:
@@ -27,23 +29,43 @@ class Reached:
         self._path: list[str] = []
         self._held: dict[int, int] = {}
         """Descriptors by depth; the root always, and the nearest of the others."""
+        self._closed: ClosedFiles | None = None
 
     def __enter__(self) -> Reached:
-        expect_seen_whole(self._root)
-        self._held[0] = os.open(self._root, _DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if not is_seen_whole(self._root):
+            self._closed = ClosedFiles(self._root, mapped.namespace())
+            return self
+        try:
+            self._held[0] = os.open(self._root, _DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except PermissionError:
+            if os.geteuid() == 0:
+                raise
+            self._closed = ClosedFiles(self._root)
         return self
 
     def __exit__(self, *_: object) -> None:
         for fd in self._held.values():
             os.close(fd)
         self._held.clear()
+        if self._closed is not None:
+            self._closed.close()
 
     def open(self, path: str) -> int:
-        """Open a file to read it; never through a link, never on another mount.
+        """Open a file to read it, also one that is closed to this user; never through a link, never on another mount.
 
         Raises:
             OSError: it cannot be opened.
         """
+        if self._closed is None:
+            try:
+                return self._open(path)
+            except PermissionError:
+                if os.geteuid() == 0:
+                    raise
+            self._closed = ClosedFiles(self._root)
+        return self._closed.open(path)
+
+    def _open(self, path: str) -> int:
         *above, name = path.split("/")
         directory = self._held[len(above)] if above == self._path else self._enter(above)
         try:

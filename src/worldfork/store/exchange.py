@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -102,14 +101,17 @@ def _expect_there(there: Remote, passage: Passage) -> None:
 
     Its layers may be others: they are merged and shared from time to time, and its state stays the same.
     """
-    record = passage.record
-    known = _record(there, record.snapshot_id).record
-    if dataclasses.replace(known, layers=record.layers) != record:
+    snapshot_id = passage.record.snapshot_id
+    expected, actual = (
+        {name: value for name, value in one.to_json()["record"].items() if name != "layers"}
+        for one in (passage, _record(there, snapshot_id))
+    )
+    if actual != expected:
         raise StoreError(
-            f"{record.snapshot_id} is in {there.where} already, and is another snapshot",
+            f"{snapshot_id} is in {there.where} already, and is another snapshot",
             remedy="push it elsewhere",
-            expected=record.to_json(),
-            actual=known.to_json(),
+            expected=expected,
+            actual=actual,
         )
 
 
