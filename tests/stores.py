@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from worldfork.core.ids import new_id
@@ -91,3 +92,75 @@ def exit_code_of(child: int) -> int:
 def in_child(work: Callable[[], object]) -> int:
     """Run `work` in a forked child and return its exit code."""
     return exit_code_of(start_child(work))
+
+
+FORM = "trusted" if os.geteuid() == 0 else "user"
+"""What this user's layers can be."""
+
+
+def world_of(token: str) -> dict[str, bytes]:
+    """Return the files of a layer that `add_world` makes, by path."""
+    data = (token.encode() + b"\n") * 500
+    return {"file": token.encode(), f"at-{token}/data": data, f"at-{token}/twin": data, f"at-{token}/empty": b""}
+
+
+def write_world(path: Path, token: str) -> None:
+    """Write a small tree that can be told from all others, and whole from torn."""
+    (path / f"at-{token}").mkdir(parents=True)
+    for name, data in world_of(token).items():
+        if name.endswith("/twin"):
+            os.link((path / name).with_name("data"), path / name)
+        else:
+            (path / name).write_bytes(data)
+    (path / f"at-{token}" / "link").symlink_to(f"to-{token}")
+
+
+def add_world(
+    store: Store, token: str, *, below: SnapshotRecord | None = None, level: str = "local", publish: bool = True
+) -> SnapshotRecord:
+    """Publish a snapshot with one new layer that holds `world_of(token)`; it says itself what it is to show."""
+    draft = store.begin_layer(form=FORM)
+    write_world(draft.path, token)
+    layers = (draft.layer_id, *(below.layers if below else ()))
+    tokens = [token, *(below.facts["tokens"] if below else ())]
+    parent_id = below.snapshot_id if below else None
+    record = replace(record_of(layers, form=FORM, parent_id=parent_id), facts={"tokens": tokens}, level=level)
+    if publish:
+        store.publish(record, [draft.layer_id])
+    return record
+
+
+def torn(store: Store, record: SnapshotRecord) -> list[str]:
+    """Return what a snapshot of `add_world` lacks or has too much, read with eyes of the test's own."""
+    expected: dict[str, bytes] = {}
+    for token in reversed(record.facts["tokens"]):
+        expected |= world_of(token) | {f"at-{token}/link": f"to-{token}".encode()}
+    found: dict[str, bytes] = {}
+    for layer_id in reversed(record.layers):
+        top = store.layer_path(layer_id)
+        if not top.is_dir():
+            return [f"{record.snapshot_id}: {layer_id} is not there"]
+        for path in (path for path in top.rglob("*") if not path.is_dir() or path.is_symlink()):
+            data = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+            found[str(path.relative_to(top))] = data
+    wrong = sorted(path for path in expected.keys() | found.keys() if expected.get(path) != found.get(path))
+    return [f"{record.snapshot_id}: {path} is wrong" for path in wrong]
+
+
+def strays(store: Store) -> list[str]:
+    """Return what lies about in a store that nobody else is using, and that has been swept and collected."""
+    used = {layer_id for record in store.snapshots() for layer_id in record.layers}
+    home = store.home
+    found = [f"layer {path.name}" for path in home.layers.iterdir() if path.name not in used]
+    for layer_id in used:
+        names = set(os.listdir(home.layers / layer_id)) - {"fs", "manifest"}
+        found += [f"{name} beside layer {layer_id}" for name in sorted(names)]
+    found += [f"trash {path.name}" for path in home.trash.iterdir()]
+    found += [f"lock {path.name}" for path in home.locks.iterdir() if path.name != store.owner_id]
+    found += [str(path) for path in home.tmp.parent.iterdir() if path != home.tmp]
+    found += [str(path) for path in home.tmp.iterdir()] if home.tmp.exists() else []
+    found += [f"holder {holder.holder_id}" for holder in store.holders()]
+    with store.database.read() as db:
+        found += [f"row of {row[0]}" for row in db.execute("SELECT layer_id FROM layers") if row[0] not in used]
+        found += [f"SQLite: {row[0]}" for row in db.execute("PRAGMA integrity_check") if row[0] != "ok"]
+    return found

@@ -1,0 +1,309 @@
+"""Every named step of everything that writes: an exit there, and a crash of the machine that loses what was not synced.
+
+After each the store opens and `check` passes; what was announced as durable is whole; what was only ready is whole or
+gone; a sweep and a collection leave nothing lying about; and what was broken off can be done again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.disks import LOSSES, NO_LOSS, STOPPED, Disk, Kept, after_a_restart, stop_on, what_is_in
+from tests.stores import FORM, add_world, home_at, in_child, record_of, strays, torn, write_world
+
+from worldfork.core.clock import ManualClock
+from worldfork.core.errors import NotFound
+from worldfork.core.ids import new_id
+from worldfork.records.snapshot import SnapshotRecord
+from worldfork.store.check import check
+from worldfork.store.keep_rules import KeepRules
+from worldfork.store.leases import Holder
+from worldfork.store.prune import prune
+from worldfork.store.sealing import seal, seal_all, share_equal
+from worldfork.store.store import Store
+from worldfork.store.sweep import SweepReport
+
+
+class Diary:
+    """What a process announced before it died. It lies elsewhere than the store, and is never lost."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def say(self, word: str, subject: str) -> None:
+        with self.path.open("a") as lines:
+            lines.write(f"{word} {subject}\n")
+
+    def said(self, word: str) -> list[str]:
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        return [line.split(" ")[1] for line in lines if line.startswith(f"{word} ")]
+
+    def forget(self, word: str) -> None:
+        lines = self.path.read_text().splitlines()
+        self.path.write_text("".join(f"{line}\n" for line in lines if not line.startswith(f"{word} ")))
+
+
+def durable(store: Store, diary: Diary, token: str, *, below: SnapshotRecord | None = None) -> SnapshotRecord:
+    record = add_world(store, token, below=below)
+    diary.say("ready", record.snapshot_id)
+    store.make_durable(record.snapshot_id)
+    diary.say("durable", record.snapshot_id)
+    return record
+
+
+def ready(store: Store, diary: Diary, token: str, *, below: SnapshotRecord | None = None) -> SnapshotRecord:
+    record = add_world(store, token, below=below)
+    diary.say("ready", record.snapshot_id)
+    return record
+
+
+def forget(store: Store, diary: Diary, snapshot_id: str) -> None:
+    diary.say("deleting", snapshot_id)
+    with suppress(NotFound):
+        store.delete_snapshot(snapshot_id)
+
+
+def nothing(store: Store, diary: Diary) -> None:
+    durable(store, diary, "base")
+
+
+def checkpoint(store: Store, diary: Diary) -> None:
+    """What a checkpoint does to the store: an upper that was written to becomes a layer by a rename."""
+    base = store.snapshots()[0]
+    run = store.home.run / new_id("sb")
+    write_world(run / "upper", "top")
+    draft = store.begin_layer(form=FORM)
+    (run / "upper").rename(draft.path)
+    shutil.rmtree(run)
+    facts = {"tokens": ["top", *base.facts["tokens"]]}
+    record = SnapshotRecord(**{**vars(record_of((draft.layer_id, *base.layers), form=FORM)), "facts": facts})
+    store.publish(record, [draft.layer_id])
+    diary.say("ready", record.snapshot_id)
+    fd = os.open(store.home.layers, os.O_RDONLY)
+    store.make_durable(record.snapshot_id, [fd])
+    diary.say("durable", record.snapshot_id)
+    store.set_name("main", record.snapshot_id)
+    diary.say("named", record.snapshot_id)
+
+
+def many_at_once(store: Store, diary: Diary) -> None:
+    """Snapshots of all levels, some brought to disk together, a throw-away one never."""
+    base = store.snapshots()[0]
+    several = [ready(store, diary, f"several-{number}", below=base) for number in range(3)]
+    away = add_world(store, "away", below=base, level="volatile")
+    assert store.make_all_durable([record.snapshot_id for record in several]) == {}
+    for record in several:
+        diary.say("durable", record.snapshot_id)
+    forget(store, diary, away.snapshot_id)
+
+
+def layers_alone(store: Store, diary: Diary) -> None:
+    """A layer is brought to disk before any snapshot has it, then one takes it."""
+    record = add_world(store, "alone", publish=False)
+    store.publish(record, record.layers)
+    with store.reading(layers=record.layers, purpose="test"):
+        store.make_layers_durable(record.layers)
+    store.make_durable(record.snapshot_id)
+    diary.say("durable", record.snapshot_id)
+
+
+def some_to_delete(store: Store, diary: Diary) -> None:
+    base = durable(store, diary, "base")
+    middle = durable(store, diary, "middle", below=base)
+    durable(store, diary, "top", below=middle)
+    durable(store, diary, "other")
+    store.set_name("kept", middle.snapshot_id)
+
+
+def delete_and_collect(store: Store, diary: Diary) -> None:
+    for record in store.snapshots():
+        if record.facts["tokens"][0] in ("base", "other"):
+            forget(store, diary, record.snapshot_id)
+    store.collect()
+    late = ready(store, diary, "late")
+    forget(store, diary, late.snapshot_id)
+    assert store.collect().failures == []
+
+
+def pruning(store: Store, diary: Diary) -> None:
+    for record in store.snapshots():
+        if record.facts["tokens"][0] not in ("middle", "base"):
+            diary.say("deleting", record.snapshot_id)
+    report = prune(store, KeepRules(names=("kept",), ancestors=True), measure=True)
+    diary.say("pruned", str(len(report.deleted)))
+
+
+def sealing(store: Store, diary: Diary) -> None:
+    newer = ready(store, diary, "newer")
+    assert seal_all(store).failures == []
+    with store.reading(snapshot_id=newer.snapshot_id, purpose="test") as lease:
+        assert lease.claim([*lease.layers, new_id("ly")]) == set(lease.layers)
+        for layer_id in lease.layers:
+            seal(store, layer_id)
+
+
+def twins(store: Store, diary: Diary) -> None:
+    """Four snapshots on two pairs of equal layers."""
+    for number in range(2):
+        base = add_world(store, "base")
+        for path in sorted((store.layer_path(base.layers[0])).rglob("*")):
+            os.utime(path, ns=(0, 0), follow_symlinks=False)
+        os.utime(store.layer_path(base.layers[0]), ns=(0, 0))
+        store.make_durable(base.snapshot_id)
+        diary.say("durable", base.snapshot_id)
+        durable(store, diary, f"top-{number}", below=base)
+    assert seal_all(store).failures == []
+
+
+def sharing(store: Store, diary: Diary) -> None:
+    assert share_equal(store).failures == []
+    assert store.collect().failures == []
+
+
+def a_mess(store: Store, diary: Diary) -> None:
+    """Everything that a sweep finds to do, made by a process that is dead by then."""
+    keep, gone = durable(store, diary, "keep"), ready(store, diary, "gone")
+    store.hold([Holder(new_id("sb"), snapshot_id=keep.snapshot_id), Holder(new_id("sb"), layers=gone.layers)])
+    store.begin_layer(form=FORM).path.mkdir()
+    forget(store, diary, gone.snapshot_id)
+    (store.home.layers / new_id("ly")).mkdir()
+    (store.home.trash / "old" / "er").mkdir(parents=True)
+
+
+def sweeping(store: Store, diary: Diary) -> None:
+    draft = store.begin_layer(form=FORM)
+    draft.path.mkdir()
+    store.abandon_layer(draft.layer_id)
+    assert store.sweep(grace_s=0).failures == []
+    assert store.collect().failures == []
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something that a store does, and what it does it to."""
+
+    prepare: Callable[[Store, Diary], None]
+    do: Callable[[Store, Diary], None]
+    least: int
+    """Named steps that it has at least: fewer, and the test looks at less than it did."""
+    verbs: tuple[str, ...]
+
+
+WORKS = {
+    "checkpoint": Work(nothing, checkpoint, 12, ("begin_layer", "publish", "make_durable", "set_name")),
+    "many at once": Work(nothing, many_at_once, 20, ("publish", "make_durable", "delete_snapshot")),
+    "layers alone": Work(nothing, layers_alone, 10, ("reading", "make_layers_durable")),
+    "delete and collect": Work(some_to_delete, delete_and_collect, 12, ("delete_snapshot", "collect", "discard")),
+    "prune": Work(some_to_delete, pruning, 9, ("prune", "measure", "collect")),
+    "seal": Work(some_to_delete, sealing, 12, ("seal", "reading", "claim")),
+    "share": Work(twins, sharing, 6, ("rewrite", "share_equal", "collect")),
+    "sweep": Work(a_mess, sweeping, 8, ("sweep", "discard", "abandon_layer", "trash")),
+}
+
+
+def run(work: Callable[[Store, Diary], None], home: Path, diary: Diary) -> None:
+    clock = ManualClock()
+    work(Store.open(home_at(home), clock=clock), diary)
+
+
+def expect_order(home: Path, diary: Diary, where: str, *, lost: bool) -> None:
+    """Open what is left, and look at all of it twice: as it was found, and swept and collected."""
+    store = Store.open(home_at(home))
+    found = check(store, read_data=True)
+    assert found.sound, (where, found.findings)
+    expect_what_was_announced(store, diary, where, lost=lost)
+    assert store.sweep(grace_s=0).failures == [], where
+    assert store.collect().failures == [], where
+    expect_what_was_announced(store, diary, where, lost=lost)
+    # A manifest that was broken off is left to the next seal.
+    assert seal_all(store).failures == [], where
+    assert check(store, read_data=True).findings == [], where
+    assert strays(store) == [], where
+    assert store.sweep() == SweepReport(), where
+    store.close()
+
+
+def expect_what_was_announced(store: Store, diary: Diary, where: str, *, lost: bool) -> None:
+    there = {record.snapshot_id: record for record in store.snapshots()}
+    deleted = set(diary.said("deleting"))
+    for record in there.values():
+        assert torn(store, record) == [], where
+        assert record.state == "durable" or not lost, where
+    for snapshot_id in set(diary.said("durable")) - deleted:
+        assert there[snapshot_id].state == "durable", where
+    if not lost:
+        assert set(diary.said("ready")) - deleted <= there.keys(), where
+    for snapshot_id in diary.said("named")[-1:]:
+        assert store.named("main") == snapshot_id, where
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A directory in memory: what a disk keeps is only told here, and nobody has to wait for one."""
+    with tempfile.TemporaryDirectory(prefix="worldfork-test-", dir="/dev/shm") as directory:
+        yield Path(directory)
+
+
+def stops(name: str, tmp_path: Path, kept: list[Kept], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Stop a work at each of its steps, and look at each disk that may be left; return the steps' names."""
+    work = WORKS[name]
+    template, first = tmp_path / "template", Diary(tmp_path / "first")
+    assert in_child(lambda: run(work.prepare, template, first)) == 0
+    steps: list[str] = []
+    seen: set[object] = set()
+    while True:
+        home, diary = tmp_path / "home", Diary(tmp_path / "diary")
+        subprocess.run(["cp", "-a", str(template), str(home)], check=True)
+        shutil.copyfile(first.path, diary.path)
+        disk = Disk(home)
+        try:
+            code, step = stop_on(disk, lambda: run(work.do, home, diary), len(steps) + 1)
+            assert code == (STOPPED if step else 0), (name, steps)
+            for loss in kept:
+                where = f"{name}, {step or 'the end'}, kept: {loss}"
+                left = home.with_name("left")
+                disk.crash(left, loss)
+                facts = what_is_in(left), diary.path.read_text(), loss == NO_LOSS
+                if facts not in seen:
+                    seen.add(facts)
+                    expect_after(left, loss, diary, work, where, monkeypatch)
+                shutil.rmtree(left)
+        finally:
+            disk.close()
+            shutil.rmtree(home)
+        if not step:
+            return steps
+        steps.append(step)
+
+
+def expect_after(left: Path, loss: Kept, diary: Diary, work: Work, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = Diary(diary.path.with_name("mine"))
+    shutil.copyfile(diary.path, mine.path)
+    lost = loss != NO_LOSS
+    with monkeypatch.context() as patch:
+        if lost:
+            after_a_restart(patch.setattr)
+        expect_order(left, mine, where, lost=lost)
+        # Once more, by a process that knows nothing of the first: it has to come through.
+        if lost:
+            mine.forget("ready")
+        assert in_child(lambda: run(work.do, left, mine)) == 0, where
+        expect_order(left, mine, f"{where}, done again", lost=False)
+    mine.path.unlink()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", WORKS)
+def test_a_stop_or_a_crash_at_any_step(name: str, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = stops(name, memory, LOSSES, monkeypatch)
+    assert len(steps) >= WORKS[name].least, steps
+    for verb in WORKS[name].verbs:
+        assert any(step.startswith(f"{verb}:") for step in steps), (verb, steps)
