@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from worldfork.cli import demo, exchange, execute, keeping, lineage, rollouts, sandboxes, snapshots, upkeep
+from worldfork.cli import demo, exchange, execute, keeping, lineage, rollouts, sandboxes, snapshots, store, upkeep
 from worldfork.cli.printing import note
 
 app = typer.Typer(
@@ -61,6 +61,7 @@ app.command(add_help_option=False, context_settings={"allow_extra_args": True, "
     upkeep.bench
 )
 app.command()(upkeep.sweep)
+app.add_typer(store.store, name="store")
 
 
 def _say_warnings_plainly() -> None:

@@ -41,8 +41,13 @@ def note(text: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document on standard output."""
-    print_line(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    """Print one JSON document on standard output; names that are not UTF-8 as escapes of their bytes."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=2, default=str)
+    print_line(text)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str = "") -> None:
