@@ -11,6 +11,7 @@ from pathlib import Path
 from worldfork.content.entry import Entry
 from worldfork.content.failures import failed, naming
 from worldfork.content.hashing import ContentHash
+from worldfork.content.mapped import value_outside
 from worldfork.content.marks import mark, name_in_layer
 from worldfork.content.share import Cloning
 from worldfork.core.errors import ConfigError, Corrupt
@@ -41,6 +42,7 @@ class Writer:
         self._form = form
         self._checked = checked
         self._is_root = os.geteuid() == 0
+        self._owner = (os.geteuid(), os.getegid())
         self._cloning = Cloning()
         self._open: list[_Made] = []
         self._later: list[Entry] = []
@@ -81,6 +83,7 @@ class Writer:
             above = self._open[-1].fd
             if entry.kind == "w":
                 os.mknod(name, stat.S_IFCHR, 0, dir_fd=above)
+                self._open[-1].deletes = True
             elif entry.link and entry.kind != "d":
                 self._link(entry, name, above)
             elif entry.kind == "d":
@@ -124,7 +127,7 @@ class Writer:
     def _enter_parent(self, entry: Entry) -> str:
         """Leave directories until the one of this entry is at hand; return the entry's own name."""
         parent, _, name = entry.path.rpartition("/")
-        if name in ("", ".", "..") or "\0" in name:
+        if name in ("", ".", "..") or "\0" in name or entry.path.startswith("/"):
             raise self._refused(entry, "its name is none")
         while self._open[-1].entry.path != parent:
             if len(self._open) == 1:
@@ -148,6 +151,9 @@ class Writer:
         self._set_xattrs(entry, fd)
         if entry.opaque:
             os.setxattr(fd, mark("opaque", self._form), b"y")
+        if made.deletes:
+            # By this mark the overlay looks for deletions also where nothing lies below, instead of listing them.
+            os.setxattr(fd, mark("origin", self._form), b"")
         if entry.redirect:
             if self._form != "trusted":
                 raise self._refused(entry, f"it goes on in {entry.redirect}, which the form {self._form} cannot say")
@@ -264,7 +270,10 @@ class Writer:
             if self._form == "user" and name.startswith(("trusted.", "security.")):
                 raise self._refused(entry, f"it has the attribute {name}")
             try:
-                os.setxattr(where, name_in_layer(name, self._form), value)
+                stored = value if self._is_root else value_outside(name, value, *self._owner)
+                os.setxattr(where, name_in_layer(name, self._form), stored)
+            except LookupError as error:
+                raise self._refused(entry, f"its attribute {name} cannot be here: {error}") from error
             except OSError as error:
                 if error.errno not in _REFUSALS:
                     raise
@@ -291,6 +300,7 @@ class _Made:
     def __init__(self, fd: int, entry: Entry) -> None:
         self.fd = fd
         self.entry = entry
+        self.deletes = False
         info = os.fstat(fd)
         self._identity = (info.st_dev, info.st_ino)
 

@@ -207,6 +207,24 @@ def test_paths_of_any_length(directory: Path) -> None:
     assert len(paths) == 1 + depth + 2
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_run_makes_and_deletes_is_not_listed(mounts: Program, directory: Path, form: str) -> None:
+    """Nothing lies below such a deletion, and an overlay lists what it does not look at."""
+    layers = [directory / name for name in ("later", "earlier", "base")]
+    for layer in layers:
+        layer.mkdir()
+    (layers[1] / "made" / "sub").mkdir(parents=True)
+    (layers[1] / "made" / "file").write_text("")
+    (layers[0] / "made").mkdir()
+    for name in ("sub", "file"):
+        os.mknod(layers[0] / "made" / name, 0o020000, 0)
+    shown = seen_by_kernel(mounts, directory / "point", layers, form)
+    assert shown.keys() == {"", "made"}
+    merge_layers(layers[:2], directory / "merged", form)
+    stood = [directory / "merged", layers[2]]
+    expect_same(shown, seen_by_kernel(mounts, directory / "point", stood, form), "merged")
+
+
 def test_nothing_to_merge(directory: Path) -> None:
     with pytest.raises(ConfigError):
         merge_layers([], directory / "merged", FORMS[-1])
