@@ -13,6 +13,8 @@ import typer
 
 from worldfork.cli.printing import note, print_error
 from worldfork.core.errors import ERROR_TABLE, WorldforkError
+from worldfork.core.idmap import Lacking, find_id_map, own_map
+from worldfork.core.settings import load_settings
 
 OK = 0
 FAILED = 1
@@ -21,6 +23,8 @@ PARTIAL = 3
 CANCELLED = 130
 """Interrupted by the person at the keyboard."""
 PIPE_CLOSED = 128 + signal.SIGPIPE
+_TRIED = "_WORLDFORK_WITH_IDS"
+"""A variable that says that this command line has been run again, be it that there was no range after all."""
 
 P = ParamSpec("P")
 
@@ -28,6 +32,25 @@ P = ParamSpec("P")
 def exit_code(error: WorldforkError) -> int:
     """Return the exit code that belongs to an error."""
     return ERROR_TABLE.get(error.code, ERROR_TABLE["worldfork"])[1]
+
+
+def use_id_range() -> None:
+    """Do as `run_with_ids` where sandboxes have ranges of ids; for verbs that read and write layers' files."""
+    if load_settings().id_range == "auto":
+        run_with_ids()
+
+
+def run_with_ids() -> None:
+    """Run this command line again from its beginning, in a process with this user's range of ids.
+
+    Returns where there is no range, or this is such a process.
+    """
+    if _TRIED in os.environ or own_map() or isinstance(find_id_map(), Lacking):
+        return
+    sys.stdout.flush()
+    command = [sys.executable, "-P", "-m", "worldfork.core.mapped", "worldfork.cli.main", *sys.argv[1:]]
+    # Root of a namespace has another home by default.
+    os.execve(sys.executable, command, {**os.environ, "WORLDFORK_HOME": str(load_settings().home), _TRIED: "1"})
 
 
 def verb(function: Callable[P, int | None]) -> Callable[P, None]:
@@ -43,6 +66,8 @@ def verb(function: Callable[P, int | None]) -> Callable[P, None]:
             code = function(*args, **kwargs) or OK
             sys.stdout.flush()
         except WorldforkError as error:
+            if error.fields.get("needs_ids"):
+                run_with_ids()
             print_error(error, as_json=bool(kwargs.get("as_json")))
             code = exit_code(error)
         except KeyboardInterrupt:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from worldfork.cli.boundary import OK, PARTIAL, exit_code, verb
+from worldfork.cli.boundary import OK, PARTIAL, exit_code, use_id_range, verb
 from worldfork.cli.lookup import open_store, snapshot_id_of
 from worldfork.cli.printing import note, print_error, print_json, print_line, progress
 from worldfork.cli.sandboxes import AsJson
@@ -37,6 +37,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write a snapshot, with all that it needs, into one file; print the digest of that."""
+    use_id_range()
     if file == _STREAM and as_json:
         raise ConfigError("standard output carries the archive", remedy="give a file, or leave out --json")
     with progress("exporting", quiet=as_json or file == _STREAM), open_store() as store:
@@ -65,6 +66,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Take a snapshot out of an archive, under the id that it has; print that once it is safe on the disk."""
+    use_id_range()
     with progress("importing", quiet=as_json), open_store() as store, _source(file) as source:
         record = import_snapshot(store, source, _form())
     if as_json:
@@ -80,6 +82,7 @@ def push(
     as_json: AsJson = False,
 ) -> int:
     """Copy snapshots to a directory or an S3 store, which gets only the layers that it lacks."""
+    use_id_range()
     whole = PushReport()
     with open_store() as store:
 
@@ -106,6 +109,7 @@ def pull(
     as_json: AsJson = False,
 ) -> int:
     """Fetch snapshots from a directory or an S3 store: only the layers that are not here."""
+    use_id_range()
     found: list[dict[str, Any]] = []
     with open_store() as store:
 

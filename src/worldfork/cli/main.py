@@ -78,3 +78,7 @@ def main() -> None:
     """Run the program with the arguments of this process."""
     _say_warnings_plainly()
     app()
+
+
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,7 @@ from worldfork.content.entry import Entry
 from worldfork.content.layer import Found, walk
 from worldfork.content.manifest import Sealed, read_manifest, write_manifest
 from worldfork.core.errors import ConfigError, Corrupt, NotFound, StoreError, WorldforkError
+from worldfork.core.idmap import own_map
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
@@ -181,7 +182,9 @@ class Arrival:
         record = self._passage.record
         if self.known is None:
             self._lease.check()
-            arrived = dataclasses.replace(record, form=self._form, made_by="import")
+            # Under a map its files may belong to any id of that; without one, to root alone.
+            facts = {**record.facts, "ids": ids} if (ids := own_map()) else record.facts
+            arrived = dataclasses.replace(record, form=self._form, made_by="import", facts=facts)
             self._store.publish(arrived, self._drafts)
             self._drafts.clear()
             fault("import:published")

@@ -46,7 +46,7 @@ class Passage:
                 "form": record.form,
                 "base": record.base,
                 "layers": list(record.layers),
-                "facts": record.facts,
+                "facts": _of_no_machine(record.facts),
                 "label": record.label,
             },
             "layers": [{"layer_id": layer_id, **head._asdict()} for layer_id, head in self.layers.items()],
@@ -137,7 +137,12 @@ def _facts(facts: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"no such limits: {sorted(numbers)}")
     if not all(value is None or (type(value) in (int, float) and value > 0) for value in numbers.values()):
         raise ValueError("a limit is no number")
-    return dict(facts)
+    return _of_no_machine(facts)
+
+
+def _of_no_machine(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out which ids of the machine its files belonged to."""
+    return {name: value for name, value in facts.items() if name != "ids"}
 
 
 def base_layer_id(digest: str) -> str:
