@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from worldfork.content.entry import Entry, decode, encode
 from worldfork.content.failures import naming
+from worldfork.content.held import DIRECTORY, Held, spare
 from worldfork.content.ids import expect_seen_whole, ids_of, is_seen_whole
 from worldfork.content.mapped import NOBODY, lines_of, value_inside
 from worldfork.content.marks import is_mark, mark, name_inside
@@ -22,10 +23,7 @@ from worldfork.core.idmap import covers
 
 __all__ = ["NOBODY", "Found", "look", "walk"]
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
-_HELD = 32
-"""Directories above the one at hand that stay open; the rest is found again from below."""
 _KINDS = {
     stat.S_IFREG: "f",
     stat.S_IFDIR: "d",
@@ -109,31 +107,17 @@ def look(directory: int, name: str, path: str, form: str, *, hashed: bool = True
     return _Walk(form, hashed).look(directory, name, path)
 
 
-class _Frame:
+class _Frame(Held):
     """A directory whose names are being walked."""
 
     def __init__(self, fd: int, path: str, prefix: str) -> None:
-        self.fd = fd
+        super().__init__(fd)
         self.path = path
         self.prefix = prefix
-        info = os.fstat(fd)
-        self.identity = (info.st_dev, info.st_ino)
         with os.scandir(fd) as entries:
             named = [(os.fsencode(entry.name), entry.name, _is_openable(entry)) for entry in entries]
         named.sort(reverse=True)
         self.names = named
-
-    def let_go(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-        self.fd = -1
-
-    def find_again(self, below: int) -> None:
-        """Open it from a directory that is right in it."""
-        self.fd = os.open("..", _DIRECTORY | os.O_CLOEXEC, dir_fd=below)
-        info = os.fstat(self.fd)
-        if (info.st_dev, info.st_ino) != self.identity:
-            raise OSError(0, "it was moved while it was read")
 
 
 def _is_openable(entry: os.DirEntry[str]) -> bool:
@@ -159,7 +143,7 @@ class _Walk:
         stack: list[_Frame] = []
         try:
             with naming("", "read"):
-                fd = os.open(root, _DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                fd = os.open(root, DIRECTORY)
                 yield self._enter(stack, fd, "", "")
             while stack:
                 frame = stack[-1]
@@ -192,14 +176,13 @@ class _Walk:
         except BaseException:
             os.close(fd)
             raise
-        if len(stack) > _HELD:
-            stack[-1 - _HELD].let_go()
+        spare(stack)
         return found
 
     def _leave(self, stack: list[_Frame]) -> None:
         frame = stack.pop()
         try:
-            if stack and stack[-1].fd < 0:
+            if stack:
                 with naming(stack[-1].path, "read"):
                     stack[-1].find_again(frame.fd)
         finally:

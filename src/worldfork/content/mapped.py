@@ -15,7 +15,7 @@ import pickle
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 
 from worldfork.core.errors import StoreError, WorldforkError
@@ -105,12 +105,31 @@ def value_inside(name: str, value: bytes, uid: int, gid: int) -> bytes:
         magic, *sets, root = struct.unpack("<6I", value)
         if magic & 0xFF000000 == _REVISION_3 and root == uid:
             return struct.pack("<5I", _REVISION_2 | magic & 0xFFFFFF, *sets)
-    elif name.startswith("system.posix_acl_") and len(value) % 8 == 4:
-        owners = {_ACL_USER: uid, _ACL_GROUP: gid}
-        parts = [value[:4]]
-        for tag, permissions, owner in struct.iter_unpack("<HHI", value[4:]):
-            if tag in owners:
-                owner = 0 if owner == owners[tag] else NOBODY
-            parts.append(struct.pack("<HHI", tag, permissions, owner))
-        return b"".join(parts)
-    return value
+    return _with_owners(name, value, lambda kind, owner: 0 if owner == (uid if kind == _ACL_USER else gid) else NOBODY)
+
+
+def value_outside(name: str, value: bytes, uid: int, gid: int) -> bytes:
+    """Return what `value_inside` shows as `value`.
+
+    Raises:
+        LookupError: it names an owner that there is not in such a namespace.
+    """
+
+    def outside(kind: int, owner: int) -> int:
+        if owner:
+            raise LookupError(f"it names the {'user' if kind == _ACL_USER else 'group'} {owner}")
+        return uid if kind == _ACL_USER else gid
+
+    return _with_owners(name, value, outside)
+
+
+def _with_owners(name: str, value: bytes, replaced: Callable[[int, int], int]) -> bytes:
+    """Exchange the owners that an access control list names."""
+    if not name.startswith("system.posix_acl_") or len(value) % 8 != 4:
+        return value
+    parts = [value[:4]]
+    for tag, permissions, owner in struct.iter_unpack("<HHI", value[4:]):
+        parts.append(
+            struct.pack("<HHI", tag, permissions, replaced(tag, owner) if tag in (_ACL_USER, _ACL_GROUP) else owner)
+        )
+    return b"".join(parts)

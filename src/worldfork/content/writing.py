@@ -9,17 +9,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from worldfork.content.entry import Entry
-from worldfork.content.failures import failed, naming
+from worldfork.content.failures import naming
 from worldfork.content.hashing import ContentHash
+from worldfork.content.held import DIRECTORY, Held, spare
 from worldfork.content.mapped import value_outside
 from worldfork.content.marks import mark, name_in_layer
 from worldfork.content.share import Cloning
 from worldfork.core.errors import ConfigError, Corrupt
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_HELD = 32
-"""Directories above the one at hand that stay open; the rest is found again from below."""
 _REFUSALS = (errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP)
 """With which a file system or the kernel turns down an owner, a device or an attribute."""
 _TYPES = {"c": stat.S_IFCHR, "b": stat.S_IFBLK, "p": stat.S_IFIFO, "s": stat.S_IFSOCK}
@@ -49,7 +47,7 @@ class Writer:
         """Directories that their owner is to be closed out of, while names in them may still be needed for links."""
         with naming("", "made"):
             os.mkdir(target, 0o700)
-            self._root = os.open(target, _DIRECTORY)
+            self._root = os.open(target, DIRECTORY)
             for name in os.listxattr(self._root):
                 if name.startswith("system.posix_acl_"):  # inherited from the directory around the tree
                     os.removexattr(self._root, name)
@@ -88,9 +86,8 @@ class Writer:
                 self._link(entry, name, above)
             elif entry.kind == "d":
                 os.mkdir(name, 0o700, dir_fd=above)
-                self._open.append(_Made(os.open(name, _DIRECTORY, dir_fd=above), entry))
-                if len(self._open) > _HELD:
-                    self._open[-1 - _HELD].let_go()
+                self._open.append(_Made(os.open(name, DIRECTORY, dir_fd=above), entry))
+                spare(self._open)
             elif entry.kind == "f":
                 self._write_file(entry, name, above, content)
             else:
@@ -140,7 +137,7 @@ class Writer:
         try:
             with naming(made.entry.path, "written"):
                 self._dress_directory(made)
-                if self._open and self._open[-1].fd < 0:
+                if self._open:
                     self._open[-1].find_again(made.fd)
         finally:
             made.let_go()
@@ -242,7 +239,7 @@ class Writer:
                 os.close(fd)
                 raise self._refused(entry, f"{directory} leads elsewhere")
             try:
-                below = os.open(name, _DIRECTORY, dir_fd=fd)
+                below = os.open(name, DIRECTORY, dir_fd=fd)
             except (FileNotFoundError, NotADirectoryError) as error:
                 raise self._refused(entry, f"there is no directory {directory}") from error
             finally:
@@ -294,24 +291,9 @@ class Writer:
             )
 
 
-class _Made:
+class _Made(Held):
     """A directory that is being filled."""
 
     def __init__(self, fd: int, entry: Entry) -> None:
-        self.fd = fd
+        super().__init__(fd)
         self.entry = entry
-        self.deletes = False
-        info = os.fstat(fd)
-        self._identity = (info.st_dev, info.st_ino)
-
-    def let_go(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-        self.fd = -1
-
-    def find_again(self, below: int) -> None:
-        """Open it from a directory that is right in it."""
-        self.fd = os.open("..", _DIRECTORY, dir_fd=below)
-        info = os.fstat(self.fd)
-        if (info.st_dev, info.st_ino) != self._identity:
-            raise failed(OSError(errno.EAGAIN, "it was moved"), self.entry.path, "written")

@@ -18,7 +18,7 @@ from tests.trees import FIRST, program
 from worldfork.content.entry import Entry, sort_key
 from worldfork.content.layer import NOBODY, Found, look, walk
 from worldfork.content.manifest import digest_of
-from worldfork.content.mapped import lines_of, value_inside
+from worldfork.content.mapped import lines_of, value_inside, value_outside
 from worldfork.core import beneath
 from worldfork.core.errors import StoreError
 
@@ -331,6 +331,13 @@ def test_owners_in_attributes_are_as_seen_inside() -> None:
     )
     inside = value_inside("system.posix_acl_access", acl, 1000, 1001)
     assert [each[2] for each in struct.iter_unpack("<HHI", inside[4:])] == [0xFFFFFFFF, 0, NOBODY, 0]
+    with pytest.raises(LookupError):
+        value_outside("system.posix_acl_access", inside, 1000, 1001)
+    mine = acl[:20] + acl[28:]
+    assert (
+        value_outside("system.posix_acl_access", value_inside("system.posix_acl_access", mine, 1000, 1001), 1000, 1001)
+        == mine
+    )
     with_root = struct.pack("<6I", 0x03000001, 1, 2, 3, 4, 1000)
     assert value_inside("security.capability", with_root, 1000, 1000) == struct.pack("<5I", 0x02000001, 1, 2, 3, 4)
     assert value_inside("security.capability", with_root, 5, 5) == with_root
