@@ -297,3 +297,5 @@ class _Made(Held):
     def __init__(self, fd: int, entry: Entry) -> None:
         super().__init__(fd)
         self.entry = entry
+        self.deletes = False
+        """Whether a whiteout is in it."""
