@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from worldfork.content.entry import Entry, encode
@@ -92,12 +92,13 @@ class MergedView:
                 node = self._below(node, name)
         return node
 
-    def resolve(self, path: str, *, follow: bool = True) -> Node:
+    def resolve(self, path: str, *, follow: bool = True, passing: Callable[[Node], None] = lambda node: None) -> Node:
         """Return what a path leads to as seen from inside: links are followed, from the root of the tree at most.
 
         Args:
             path: `..` at the root stays there.
             follow: whether a link at its end is followed too.
+            passing: called with every directory and file on the way; what it raises ends it.
         Raises:
             OSError: ENOENT, ENOTDIR, or ELOOP after 40 links.
         """
@@ -117,6 +118,7 @@ class MergedView:
             if found is None:
                 raise _error(errno.ENOENT, path)
             if found.seen.kind != "l" or not (follow or waiting):
+                passing(found)
                 way.append(found)
                 continue
             links += 1

@@ -88,7 +88,7 @@ class LayerStack:
         ends: whether nothing at all lies below the last of them.
     Raises:
         FormatUnsupported: one holds files of a range of ids that this process has not got.
-        Corrupt: by any method, where a redirect is none that an overlay would follow.
+        Corrupt: by any method, where a layer is gone, or a redirect is none that an overlay would follow.
         OSError: by any method, where a layer cannot be read.
     """
 
@@ -148,7 +148,10 @@ class LayerStack:
 
     def open(self, layer: int, inside: str, flags: int) -> int:
         """Open a path of one layer: through no link, onto no other mount, however long it is."""
-        fd = os.open(self.layers[layer], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fd = os.open(self.layers[layer], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError as error:  # which must not look like a layer that lacks the path
+            raise Corrupt(f"{self.layers[layer]} is gone", expected="a layer", actual="nothing") from error
         rest = inside or "."
         while True:
             piece, rest = _cut(rest)

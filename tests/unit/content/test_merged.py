@@ -243,3 +243,11 @@ def test_known_content_is_not_read_again(tmp_path: Path) -> None:
     assert state_digest(MergedView([upper, lower], FORM)) != expected
     assert state_digest(MergedView([upper, lower], FORM, known)) == expected
     assert state_digest(MergedView([upper, lower], FORM, [None, known[1]])) == expected
+
+
+def test_a_layer_that_is_gone_is_told(tmp_path: Path) -> None:
+    view = MergedView([fill(tmp_path / "upper", a="1"), tmp_path / "gone"], FORM)
+    assert read(view, "a") == "1"
+    for look in (lambda: view.lookup("b"), lambda: list(view.walk()), lambda: view.resolve("b")):
+        with pytest.raises(Corrupt):
+            look()

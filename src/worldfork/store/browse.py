@@ -1,0 +1,173 @@
+"""Looking into snapshots without a sandbox: what they hold, resolved inside them, and how two of them differ."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from worldfork.content.entry import Entry
+from worldfork.content.merged import Describing, MergedView
+from worldfork.content.stack import Node
+from worldfork.core.errors import ConfigError, PathError
+from worldfork.records.snapshot import SnapshotRecord
+from worldfork.store.failures import typed
+from worldfork.store.faultpoints import fault
+from worldfork.store.store import Store
+
+_CHUNK_BYTES = 1 << 20
+
+
+class Browsed:
+    """A snapshot that is being looked into; made by `browsing`.
+
+    What a `host` base shows from the machine (`/usr` and its like) is in no layer, and the machine may have changed
+    since: such a path is refused. So is nothing else; what every sandbox gets of its own, as `/etc/hosts`, is shown
+    as it lies in the layers.
+    """
+
+    def __init__(self, record: SnapshotRecord, view: MergedView) -> None:
+        self.record = record
+        self.view = view
+        self._mounted = {target.strip("/") for _, target in record.base.get("binds", ())}
+
+    def node(self, path: str, *, follow: bool = True) -> Node:
+        """Return what a path leads to inside the snapshot.
+
+        Raises:
+            PathError: it leads nowhere (`errno` ENOENT, ENOTDIR, ELOOP), or into what a `host` base shows from the
+                machine (EXDEV).
+            OutOfSpace, StoreError: a layer cannot be read.
+        """
+        with self._errors(path, "looked up"):
+            node = self.view.resolve(path, follow=follow, passing=self._pass)
+        return node
+
+    def list(self, path: str = "/") -> list[Entry]:
+        """Return what a directory holds, or the one path itself where it is none; names sorted by their bytes.
+
+        Raises:
+            PathError, OutOfSpace, StoreError: as `node`.
+        """
+        node = self.node(path)
+        describing = Describing(self.record.form)
+        with self._errors(path, "listed"):
+            if node.seen.kind != "d":
+                return [describing.entry(node)]
+            return [describing.entry(child) for child in self.view.children(node)]
+
+    @contextmanager
+    def open(self, path: str) -> Iterator[int]:
+        """Yield a descriptor of a file, for reading.
+
+        Raises:
+            PathError: as `node`; EISDIR for a directory, EINVAL for anything else that is no file, EACCES where its
+                permissions are closed to this user.
+            OutOfSpace, StoreError: a layer cannot be read.
+        """
+        node = self.node(path)
+        with self._errors(path, "read"):
+            fd = self.view.open_node(node)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        """Yield the content of a file, piece by piece; errors as `open`."""
+        with self.open(path) as fd:
+            while data := os.read(fd, _CHUNK_BYTES):
+                yield data
+
+    def _pass(self, node: Node) -> None:
+        if node.path in self._mounted:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), node.path)
+
+    @contextmanager
+    def _errors(self, path: str, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, PathError) or error.errno not in _OF_PATHS:
+                with typed(f"{path!r} in {self.record.snapshot_id} cannot be {doing}"):
+                    raise
+            raise _path_error(self.record, path, doing, error) from error
+
+
+_OF_PATHS = (
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.EISDIR,
+    errno.EINVAL,
+    errno.EACCES,
+    errno.EXDEV,
+)
+
+
+def _path_error(record: SnapshotRecord, path: str, doing: str, error: OSError) -> PathError:
+    number = error.errno or errno.EIO
+    why, remedy = os.strerror(number), ""
+    if number == errno.EXDEV:
+        why = f"/{error.filename} is the machine's own, which the base {record.base.get('kind')!r} only shows"
+        remedy = "read it on the machine, or start a sandbox of the snapshot"
+    elif number == errno.EINVAL:
+        why = "it is no file"
+    elif number == errno.EACCES:
+        remedy = "start a sandbox of the snapshot and read it there as root"
+    return PathError(
+        f"{path!r} in {record.snapshot_id} cannot be {doing}: {why}", remedy=remedy, path=path, errno=number
+    )
+
+
+@contextmanager
+def browsing(store: Store, snapshot_id: str) -> Iterator[Browsed]:
+    """Look into a snapshot; its layers are kept for the length of the block.
+
+    Raises:
+        NotFound: there is no such snapshot.
+        ConfigError: its base's directory is gone.
+        StoreError: on leaving: this process stood still for so long that what was read may have holes.
+    """
+    with store.reading(snapshot_id=snapshot_id, purpose="browse") as lease:
+        fault("browse:held")
+        yield _browsed(store, store.snapshot(snapshot_id), lease.layers)
+
+
+@contextmanager
+def comparing(store: Store, old_id: str, new_id: str) -> Iterator[tuple[Browsed, Browsed]]:
+    """Look into two snapshots at a time.
+
+    Raises:
+        NotFound, ConfigError, StoreError: as `browsing`.
+        ConfigError: their layers are of different forms, so that owners and marks cannot be compared.
+    """
+    with browsing(store, old_id) as old, browsing(store, new_id) as new:
+        if old.record.form != new.record.form:
+            raise ConfigError(
+                f"{old_id} is of form {old.record.form!r} and {new_id} of form {new.record.form!r}",
+                remedy="export one and import it in the form of the other",
+            )
+        yield old, new
+
+
+def _browsed(store: Store, record: SnapshotRecord, layers: Sequence[str]) -> Browsed:
+    places = [store.layer_path(layer_id) for layer_id in layers]
+    base = str(record.base.get("path") or "")
+    if base:
+        if not os.path.isdir(base):
+            raise ConfigError(f"the base {base} of {record.snapshot_id} is gone", remedy="put it back, or build anew")
+        places.append(Path(base))
+    return Browsed(record, MergedView(places, record.form))
+
+
+def read_file(store: Store, snapshot_id: str, path: str) -> bytes:
+    """Return the content of a file of a snapshot, links followed inside it.
+
+    Raises:
+        NotFound, PathError, ConfigError, OutOfSpace, StoreError: as `browsing` and `Browsed.open`.
+    """
+    with browsing(store, snapshot_id) as snapshot:
+        return b"".join(snapshot.chunks(path))
