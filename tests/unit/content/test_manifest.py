@@ -60,12 +60,17 @@ def test_a_manifest_with_a_wrong_byte_is_corrupt(tmp_path: Path, found: list[Fou
     place = tmp_path / "manifest"
     sealed = write_manifest(found[:40], place)
     whole = bytearray(place.read_bytes())
-    for position in range(0, len(whole), 7):
+    unnoticed = 0
+    for position in range(len(whole)):
         whole[position] ^= 0x10
         place.write_bytes(whole)
         whole[position] ^= 0x10
-        with pytest.raises(Corrupt):
-            list(read_manifest(place, sealed.digest))
+        try:
+            assert list(read_manifest(place, sealed.digest)) == [each.entry for each in found[:40]]
+            unnoticed += 1  # a bit of zstd's own header that says nothing about the content
+        except Corrupt:
+            pass
+    assert unnoticed <= 2
 
 
 def test_another_manifest_is_corrupt_and_both_digests_are_told(tmp_path: Path, found: list[Found]) -> None:
