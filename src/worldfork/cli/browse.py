@@ -14,9 +14,9 @@ from worldfork.cli.boundary import verb
 from worldfork.cli.lookup import open_store, snapshot_id_of
 from worldfork.cli.printing import human_bytes, print_json, print_line, print_table
 from worldfork.cli.sandboxes import AsJson
-from worldfork.content.compare import Change, compare, patch, shown_path
+from worldfork.content.compare import Change, patch, shown_path
 from worldfork.content.entry import Entry
-from worldfork.store.browse import browsing, comparing
+from worldfork.store.browse import browsing, compared, comparing
 
 _SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 _KINDS = {"f": "-", "d": "d", "l": "l", "c": "c", "b": "b", "p": "p", "s": "s"}
@@ -41,8 +41,8 @@ def diff(
     with open_store() as store:
         pair = snapshot_id_of(store, old), snapshot_id_of(store, new)
         with comparing(store, *pair) as (before, after):
-            for path in dict.fromkeys(path.strip("/") for path in paths or [""]):
-                for change in compare(before.view, after.view, path, times=times):
+            for path in dict.fromkeys(paths or [""]):
+                for change in compared(before, after, path, times=times):
                     text = patch(before.view, after.view, change) if patches else b""
                     if as_json:
                         found.append(_shape(change, text if patches else None))

@@ -8,7 +8,19 @@ from typing import Annotated
 
 import typer
 
-from worldfork.cli import demo, exchange, execute, keeping, lineage, rollouts, sandboxes, snapshots, store, upkeep
+from worldfork.cli import (
+    browse,
+    demo,
+    exchange,
+    execute,
+    keeping,
+    lineage,
+    rollouts,
+    sandboxes,
+    snapshots,
+    store,
+    upkeep,
+)
 from worldfork.cli.printing import note
 
 app = typer.Typer(
@@ -49,6 +61,9 @@ app.add_typer(snapshots.snapshots, name="snapshots")
 app.command()(snapshots.fork)
 app.command()(lineage.show)
 app.command()(lineage.tree)
+app.command()(browse.diff)
+app.command()(browse.files)
+app.command()(browse.cat)
 app.command()(keeping.tag)
 app.command()(keeping.prune)
 app.command()(keeping.df)

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from worldfork.content.compare import Change, compare
 from worldfork.content.entry import Entry
+from worldfork.content.failures import naming
 from worldfork.content.merged import Describing, MergedView
 from worldfork.content.stack import Node
 from worldfork.core.errors import ConfigError, PathError
@@ -44,6 +46,17 @@ class Browsed:
         with self._errors(path, "looked up"):
             node = self.view.resolve(path, follow=follow, passing=self._pass)
         return node
+
+    def expect_stored(self, path: str) -> None:
+        """Refuse a path, without links in it, that lies in what a `host` base shows.
+
+        Raises:
+            PathError: it does (`errno` EXDEV).
+        """
+        for mounted in self._mounted:
+            if f"{path}/".startswith(f"{mounted}/"):
+                error = OSError(errno.EXDEV, os.strerror(errno.EXDEV), mounted)
+                raise _path_error(self.record, path, "compared", error)
 
     def list(self, path: str = "/") -> list[Entry]:
         """Return what a directory holds, or the one path itself where it is none; names sorted by their bytes.
@@ -151,6 +164,23 @@ def comparing(store: Store, old_id: str, new_id: str) -> Iterator[tuple[Browsed,
                 remedy="export one and import it in the form of the other",
             )
         yield old, new
+
+
+def compared(old: Browsed, new: Browsed, path: str = "", *, times: bool = False) -> Iterator[Change]:
+    """Yield what differs between two snapshots at and below a path, in which no link is followed; see `compare`.
+
+    Raises:
+        PathError: neither has such a path (`errno` ENOENT), or it lies in what a `host` base shows (EXDEV).
+        OutOfSpace, StoreError: something cannot be read; `path` and `errno` are fields.
+    """
+    path = "/".join(name for name in path.split("/") if name)
+    for snapshot in (old, new):
+        snapshot.expect_stored(path)
+    with naming(path, "read"):
+        if old.view.node(path) is None and new.view.node(path) is None:
+            error = OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            raise _path_error(new.record, path, "compared", error)
+    yield from compare(old.view, new.view, path, times=times)
 
 
 def _browsed(store: Store, record: SnapshotRecord, layers: Sequence[str]) -> Browsed:
