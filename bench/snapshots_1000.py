@@ -38,7 +38,7 @@ for file in range(count):
 
 def run(options: Options) -> dict[str, Any]:
     """Each snapshot: a fork of the world, a megabyte written in it, a checkpoint, and the end of the sandbox."""
-    count = options.samples(SNAPSHOTS, 60)
+    count = options.samples(SNAPSHOTS, 200)
     files = options.samples(WORLD_FILES, 1000)
     own = Options(quick=options.quick, home=options.home / "snapshots-1000", data=options.data)
     door = library(own).Sandbox
