@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import uuid
 from collections.abc import Iterator
@@ -31,6 +32,10 @@ from tests.trees import (
 
 from worldfork import Sandbox, SnapshotInfo
 from worldfork.core.remove import remove_tree
+from worldfork.lineage.place import close_place, place
+from worldfork.store.arrival import import_snapshot
+from worldfork.store.departure import export_snapshot
+from worldfork.store.squash import squash_now
 
 TREE = "/workspace/tree"
 
@@ -126,6 +131,10 @@ class Line:
         if how == "idle":
             self.model.seal()
         self.taken.append((snapshot, seen))
+        if then == "squash":
+            self.squash(snapshot)
+        if then == "travel":
+            self.travel(snapshot, seen)
         child = self.restored(snapshot, seen)
         if then == "twins":
             twin = self.keep(child.fork(1).unwrap()[0])
@@ -143,6 +152,36 @@ class Line:
             self.move_to(child)
         else:
             child.terminate()
+
+    def squash(self, snapshot: SnapshotInfo) -> None:
+        """Have all layers of a snapshot but the lowest merged into one."""
+        store = place().store
+        store.make_durable(snapshot.snapshot_id)
+        layers = store.snapshot(snapshot.snapshot_id).layers
+        if len(layers) > 2:
+            with store.reading(layers=layers, purpose="test"):
+                by = squash_now(store, layers, 2)
+                store.make_layers_durable(by)
+                assert store.rewrite(layers, by) > 0
+            assert store.snapshot(snapshot.snapshot_id).layers == by
+            store.collect()
+
+    def travel(self, snapshot: SnapshotInfo, seen: Manifest) -> None:
+        """Export a snapshot, import it into another home, and look at it there; its archive there is the same."""
+        with io.BytesIO() as archive, io.BytesIO() as again:
+            export_snapshot(place().store, snapshot.snapshot_id, archive)
+            archive.seek(0)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("WORLDFORK_HOME", str(self.place / f"home-{uuid.uuid4().hex}"))
+                there = place()
+                try:
+                    import_snapshot(there.store, archive, self.form)
+                    with Sandbox.create(snapshot_id=snapshot.snapshot_id) as child:
+                        judge(seen, ask(child)["manifest"], "in another home")
+                    export_snapshot(there.store, snapshot.snapshot_id, again)
+                finally:
+                    close_place(there)
+            assert again.getvalue() == archive.getvalue()
 
     def restored(self, snapshot: SnapshotInfo, seen: Manifest) -> Sandbox:
         child = self.keep(Sandbox.create(snapshot_id=snapshot.snapshot_id))
@@ -174,7 +213,7 @@ class Line:
 
 
 HOW = ("idle", "busy", "busy", "busy", "stop")
-THEN = ("stay", "stay", "move", "twins", "live", "drop")
+THEN = ("stay", "move", "twins", "live", "drop", "squash", "squash", "travel")
 
 
 def steps(form: str) -> st.SearchStrategy[Any]:

@@ -263,6 +263,14 @@ def drop_spares() -> None:
             one.driver.drop_spare()
 
 
+def close_place(one: Place) -> None:
+    """Close one place of this process. For programs that work with many homes, one after the other."""
+    with _lock:
+        for key in [key for key, found in _places.items() if found is one]:
+            del _places[key]
+    one.close()
+
+
 def close_places() -> None:
     """Close every place of this process, as at exit. For tests, and programs that change their home."""
     with _lock:
