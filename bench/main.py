@@ -31,6 +31,7 @@ FIGURES = (
     "world_size",
     "snapshots_1000",
     "prune",
+    "deep_chain",
     "rollouts_178",
     "rollouts_cpu",
 )
