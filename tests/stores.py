@@ -124,16 +124,20 @@ def add_world(
     layers = (draft.layer_id, *(below.layers if below else ()))
     tokens = [token, *(below.facts["tokens"] if below else ())]
     parent_id = below.snapshot_id if below else None
-    record = replace(record_of(layers, form=FORM, parent_id=parent_id), facts={"tokens": tokens}, level=level)
+    base = {"kind": "host", "fingerprint": "of the tests"}
+    record = replace(record_of(layers, form=FORM, parent_id=parent_id), base=base, level=level)
+    record = replace(record, facts={"tokens": tokens})
     if publish:
         store.publish(record, [draft.layer_id])
     return record
 
 
 def torn(store: Store, record: SnapshotRecord) -> list[str]:
-    """Return what a snapshot of `add_world` lacks or has too much, read with eyes of the test's own."""
+    """Return what a snapshot of `add_world` or `add_snapshot` lacks or has too much, with eyes of the test's own."""
     expected: dict[str, bytes] = {}
-    for token in reversed(record.facts["tokens"]):
+    if "tokens" not in record.facts:
+        expected["file"] = record.layers[0].encode()
+    for token in reversed(record.facts.get("tokens", ())):
         expected |= world_of(token) | {f"at-{token}/link": f"to-{token}".encode()}
     found: dict[str, bytes] = {}
     for layer_id in reversed(record.layers):

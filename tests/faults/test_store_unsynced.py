@@ -11,25 +11,33 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.disks import LOSSES, NO_LOSS, STOPPED, Disk, Kept, after_a_restart, stop_on, what_is_in
 from tests.stores import FORM, add_world, home_at, in_child, record_of, strays, torn, write_world
+from tests.unit.store.test_migration import Old
 
 from worldfork.core.clock import ManualClock
 from worldfork.core.errors import NotFound
 from worldfork.core.ids import new_id
 from worldfork.records.snapshot import SnapshotRecord
+from worldfork.store import squash
+from worldfork.store.arrival import import_snapshot
 from worldfork.store.check import check
+from worldfork.store.departure import export_snapshot
+from worldfork.store.exchange import fetch_layer, pull, push
 from worldfork.store.keep_rules import KeepRules
 from worldfork.store.leases import Holder
 from worldfork.store.prune import prune
+from worldfork.store.repair import repair
 from worldfork.store.sealing import seal, seal_all, share_equal
 from worldfork.store.store import Store
 from worldfork.store.sweep import SweepReport
+from worldfork.store.usage import measure_layers
 
 
 class Diary:
@@ -97,7 +105,7 @@ def checkpoint(store: Store, diary: Diary) -> None:
 def many_at_once(store: Store, diary: Diary) -> None:
     """Snapshots of all levels, some brought to disk together, a throw-away one never."""
     base = store.snapshots()[0]
-    several = [ready(store, diary, f"several-{number}", below=base) for number in range(3)]
+    several = [ready(store, diary, f"several-{number}", below=base) for number in range(2)]
     away = add_world(store, "away", below=base, level="volatile")
     assert store.make_all_durable([record.snapshot_id for record in several]) == {}
     for record in several:
@@ -178,6 +186,92 @@ def a_mess(store: Store, diary: Diary) -> None:
     (store.home.trash / "old" / "er").mkdir(parents=True)
 
 
+def deep(store: Store, diary: Diary) -> None:
+    """A chain that is deep by the measure of `squashing`."""
+    record = None
+    for number in range(6):
+        record = durable(store, diary, f"deep-{number}", below=record)
+    measure_layers(store)
+
+
+def squashing(store: Store, diary: Diary) -> None:
+    squash.DEEP, squash._FIRST, squash._FURTHER = 3, 2, 2  # in a process of its own
+    report = squash.squash_deep(store)
+    assert report.failures == [], report
+    assert len(store.snapshots()[-1].layers) < 6
+
+
+def elsewhere(store: Store, diary: Diary) -> None:
+    """Another home with a snapshot of three layers, of which this one has the lowest; it was exported and pushed."""
+    place = store.home.root.parent
+    with closing(Store.open(home_at(place / "elsewhere"))) as other:
+        base = add_world(other, "base")
+        top = add_world(other, "top", below=add_world(other, "middle", below=base))
+        for record, name in ((base, "base"), (top, "top")):
+            with open(place / name, "wb", buffering=0) as sink:
+                export_snapshot(other, record.snapshot_id, sink)
+        push(other, [base.snapshot_id, top.snapshot_id], str(place / "remote"))
+    (place / "name").write_text(top.snapshot_id)
+    with open(place / "base", "rb", buffering=0) as source:
+        diary.say("durable", import_snapshot(store, source, FORM).snapshot_id)
+
+
+def importing(store: Store, diary: Diary) -> None:
+    with open(store.home.root.parent / "top", "rb", buffering=0) as source:
+        diary.say("durable", import_snapshot(store, source, FORM).snapshot_id)
+
+
+def pulling(store: Store, diary: Diary) -> None:
+    place = store.home.root.parent
+    [record] = pull(store, [(place / "name").read_text()], str(place / "remote"), FORM)
+    diary.say("durable", record.snapshot_id)
+
+
+def two(store: Store, diary: Diary) -> None:
+    durable(store, diary, "top", below=durable(store, diary, "base"))
+
+
+def leaving(store: Store, diary: Diary) -> None:
+    """Export and push, and fetch it back from there."""
+    place, record = store.home.root.parent, store.snapshots()[-1]
+    with open(place / "out", "wb", buffering=0) as sink:
+        export_snapshot(store, record.snapshot_id, sink)
+    push(store, [record.snapshot_id], str(place / "remote-out"))
+    with closing(Store.open(home_at(Path(tempfile.mkdtemp(dir=place)) / "home"))) as other:
+        [arrived] = pull(other, [record.snapshot_id], str(place / "remote-out"), FORM)
+        assert torn(other, arrived) == []
+        with open(place / "out", "rb", buffering=0) as source:
+            assert import_snapshot(other, source, FORM) == arrived
+
+
+def damaged(store: Store, diary: Diary) -> None:
+    """Three layers, each damaged in another way, of which there is a copy elsewhere."""
+    top = durable(store, diary, "top", below=durable(store, diary, "middle", below=durable(store, diary, "base")))
+    push(store, [top.snapshot_id], str(store.home.root.parent / "remote"))
+    first, second, third = (store.layer_path(layer_id) for layer_id in top.layers)
+    (first / "file").write_bytes(b"pot")
+    shutil.rmtree(second)
+    third.with_name("manifest").unlink()
+
+
+def repairing(store: Store, diary: Diary) -> None:
+    remote = str(store.home.root.parent / "remote")
+    done = repair(store, check(store), partial(fetch_layer, remote))
+    assert done.left == [], done
+
+
+def of_format_1(store: Store, diary: Diary) -> None:
+    store.close()
+    shutil.rmtree(store.home.root)
+    old = Old(home_at(store.home.root))
+    diary.say("durable", old.durable)
+    diary.say("ready", old.ready)
+
+
+def upgrading(store: Store, diary: Diary) -> None:
+    assert store.layers_known()
+
+
 def sweeping(store: Store, diary: Diary) -> None:
     draft = store.begin_layer(form=FORM)
     draft.path.mkdir()
@@ -195,6 +289,10 @@ class Work:
     least: int
     """Named steps that it has at least: fewer, and the test looks at less than it did."""
     verbs: tuple[str, ...]
+    heals: bool = False
+    """What it is done to is damaged."""
+    at_once: bool = False
+    """After a crash it is done again before anything is swept or collected."""
 
 
 WORKS = {
@@ -203,8 +301,14 @@ WORKS = {
     "layers alone": Work(nothing, layers_alone, 10, ("reading", "make_layers_durable")),
     "delete and collect": Work(some_to_delete, delete_and_collect, 12, ("delete_snapshot", "collect", "discard")),
     "prune": Work(some_to_delete, pruning, 9, ("prune", "measure", "collect")),
-    "seal": Work(some_to_delete, sealing, 12, ("seal", "reading", "claim")),
+    "seal": Work(nothing, sealing, 12, ("seal", "reading", "claim")),
     "share": Work(twins, sharing, 6, ("rewrite", "share_equal", "collect")),
+    "squash": Work(deep, squashing, 20, ("squash", "merge", "make_layers_durable", "rewrite"), at_once=True),
+    "import": Work(elsewhere, importing, 20, ("import", "begin_layer", "claim", "publish"), at_once=True),
+    "pull": Work(elsewhere, pulling, 20, ("pull", "import", "begin_layer", "publish"), at_once=True),
+    "export and push": Work(two, leaving, 20, ("export", "push", "seal", "set_exported")),
+    "repair": Work(damaged, repairing, 15, ("repair", "rewrite", "make_layers_durable"), heals=True),
+    "upgrade": Work(of_format_1, upgrading, 10, ("upgrade",)),
     "sweep": Work(a_mess, sweeping, 8, ("sweep", "discard", "abandon_layer", "trash")),
 }
 
@@ -214,12 +318,15 @@ def run(work: Callable[[Store, Diary], None], home: Path, diary: Diary) -> None:
     work(Store.open(home_at(home), clock=clock), diary)
 
 
+def expect_sound(home: Path, diary: Diary, where: str, *, lost: bool) -> None:
+    with closing(Store.open(home_at(home))) as store:
+        assert check(store, read_data=True).findings == [], where
+        expect_what_was_announced(store, diary, where, lost=lost)
+
+
 def expect_order(home: Path, diary: Diary, where: str, *, lost: bool) -> None:
-    """Open what is left, and look at all of it twice: as it was found, and swept and collected."""
+    """Sweep and collect what is left: nothing lies about, and all that was announced is still there."""
     store = Store.open(home_at(home))
-    found = check(store, read_data=True)
-    assert found.sound, (where, found.findings)
-    expect_what_was_announced(store, diary, where, lost=lost)
     assert store.sweep(grace_s=0).failures == [], where
     assert store.collect().failures == [], where
     expect_what_was_announced(store, diary, where, lost=lost)
@@ -265,7 +372,7 @@ def stops(name: str, tmp_path: Path, kept: list[Kept], monkeypatch: pytest.Monke
         shutil.copyfile(first.path, diary.path)
         disk = Disk(home)
         try:
-            code, step = stop_on(disk, lambda: run(work.do, home, diary), len(steps) + 1)
+            code, step = stop_on(disk, partial(run, work.do, home, diary), len(steps) + 1)
             assert code == (STOPPED if step else 0), (name, steps)
             for loss in kept:
                 where = f"{name}, {step or 'the end'}, kept: {loss}"
@@ -291,11 +398,15 @@ def expect_after(left: Path, loss: Kept, diary: Diary, work: Work, where: str, m
     with monkeypatch.context() as patch:
         if lost:
             after_a_restart(patch.setattr)
-        expect_order(left, mine, where, lost=lost)
+        if not work.heals:
+            expect_sound(left, mine, where, lost=lost)
+        if not (work.heals or work.at_once):
+            expect_order(left, mine, where, lost=lost)
         # Once more, by a process that knows nothing of the first: it has to come through.
         if lost:
             mine.forget("ready")
         assert in_child(lambda: run(work.do, left, mine)) == 0, where
+        expect_sound(left, mine, f"{where}, done again", lost=False)
         expect_order(left, mine, f"{where}, done again", lost=False)
     mine.path.unlink()
 

@@ -92,7 +92,7 @@ class Layers(OwnedStore):
         except BaseException:
             # Nobody hears of it, so nobody else could give it up before this process ends.
             with suppress(WorldforkError):
-                self.abandon_layer(layer_id)
+                self.abandon_layer(layer_id, owner_id=self.owner_id)
             raise
         return LayerDraft(layer_id, place / "fs")
 
@@ -112,6 +112,8 @@ class Layers(OwnedStore):
         """Make way for a layer that is made under an id of its own choice, within a transaction."""
         row = db.execute("SELECT state, owner_id, renewed_s FROM layers WHERE layer_id = ?", (layer_id,)).fetchone()
         if row is None:
+            # A crash of the machine may have lost the row and kept the directory.
+            self._move_to_trash(self.home.layers / layer_id)
             return
         state, owner_id, renewed_s = row
         if state in ("ready", "durable"):

@@ -149,11 +149,13 @@ def _hold(db: sqlite3.Connection, lease: Reading, layer_ids: Sequence[str]) -> N
 
 def _keep(store: Readings, db: sqlite3.Connection, layer_id: str) -> bool:
     """Tell within a transaction whether a layer exists; one that was condemned does again."""
-    row = db.execute("SELECT state FROM layers WHERE layer_id = ?", (layer_id,)).fetchone()
+    row = db.execute("SELECT state, boot_id FROM layers WHERE layer_id = ?", (layer_id,)).fetchone()
     if row is None or row[0] == "building":
         return False
     if row[0] != "condemned":
         return True
+    if row[1] != store.boot_id:
+        return False  # a crash of the machine may have torn it
     with typed(f"the layer {layer_id} cannot be looked at"):
         # A collector that died between the move and the end of its transaction leaves a row without content.
         there = store.layer_path(layer_id).is_dir()

@@ -14,6 +14,12 @@ from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.leases import GRACE_S, READING, Holder
 
+_TORN = "state = 'ready' AND boot_id != ?"
+_USED = (
+    "layer_id IN (SELECT value FROM snapshots, json_each(CASE WHEN json_valid(record) THEN record ELSE '{}' END,"
+    " '$.layers'))"
+)
+
 
 @dataclass
 class SweepReport:
@@ -37,14 +43,16 @@ class Sweeping(Durability):
     def recover(self) -> list[str]:
         """Drop the snapshots that a crash of the machine may have torn; return their ids. Cheap.
 
-        Those whose bytes had reached the disk become durable.
+        Those whose bytes had reached the disk become durable. Layers that may be torn are condemned, so that nobody
+        who looks for one of their ids or of their content takes them to be there.
 
         Raises:
             StoreError: the metadata failed; nothing was dropped.
         """
         condition = "state != 'durable' AND boot_id != ?"
         with self.database.read() as db:
-            if not db.execute(f"SELECT 1 FROM snapshots WHERE {condition}", (self.boot_id,)).fetchone():
+            pending = db.execute(f"SELECT 1 FROM snapshots WHERE {condition}", (self.boot_id,)).fetchone()
+            if not pending and not db.execute(f"SELECT 1 FROM layers WHERE {_TORN}", (self.boot_id,)).fetchone():
                 return []
         with self.database.write_lasting() as db:
             db.execute(
@@ -58,6 +66,7 @@ class Sweeping(Durability):
             query = f"SELECT snapshot_id FROM snapshots WHERE {condition} ORDER BY number"
             lost = [row[0] for row in db.execute(query, (self.boot_id,)).fetchall()]
             db.execute(f"DELETE FROM snapshots WHERE {condition}", (self.boot_id,))
+            db.execute(f"UPDATE layers SET state = 'condemned' WHERE {_TORN} AND NOT {_USED}", (self.boot_id,))
             fault("recover:written")
         fault("recover:committed")
         return lost
