@@ -74,7 +74,11 @@ def prune(
 
 @contextmanager
 def _swept_store() -> Iterator[Store]:
-    """Give the store of this process's place, without what the dead left: they would keep layers."""
+    """Open the store, without what dead sandboxes and readers left in it: that would keep layers."""
+    with open_store() as store:
+        if all(store.is_living(holder) for holder in store.holders()):
+            yield store
+            return
     from worldfork.lineage.place import place
 
     here = place()

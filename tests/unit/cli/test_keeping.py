@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.stores import record_of
+from tests.stores import in_child, record_of
 from tests.unit.cli.conftest import Invoke
 
 from worldfork.cli.keeping import duration_s
@@ -303,3 +303,16 @@ def test_show(store: Store, add: Add, invoke: Invoke) -> None:
     orphan = json.loads(invoke("show", "best", "--json").stdout)
     assert (orphan["parent_is_gone"], orphan["ancestors"]) == (True, [])
     assert invoke("show", "nothing").exit_code == 13
+
+
+@pytest.mark.filterwarnings("ignore:no cgroup:RuntimeWarning")
+def test_prune_clears_the_dead_away_first(store: Store, add: Add, invoke: Invoke) -> None:
+    record = add()
+
+    def die_with_it() -> None:
+        store.hold([Holder(new_id("sb"), snapshot_id=record.snapshot_id, layers=record.layers)])
+
+    assert in_child(die_with_it) == 0
+    done = json.loads(invoke("prune", "--keep-last", "0", "--json").stdout)
+    assert (done["deleted"], done["layers"]) == ([record.snapshot_id], list(record.layers))
+    assert store.holders() == []
