@@ -84,23 +84,35 @@ def share_bytes(source: int, target: int, size_bytes: int) -> int:
     """
     offset = 0
     while offset < size_bytes:
-        length = min(size_bytes - offset, _STEP_BYTES)
-        # struct file_dedupe_range, and after it one struct file_dedupe_range_info.
-        request = bytearray(
-            struct.pack("=QQHHI", offset, length, 1, 0, 0) + struct.pack("=qQQiI", target, offset, 0, 0, 0)
-        )
-        try:
-            fcntl.ioctl(source, _FIDEDUPERANGE, request)
-        except OSError as error:
-            if error.errno in _NOT_HERE:
-                raise CannotShare(error.strerror) from error
-            raise
-        _, _, done, status, _ = struct.unpack_from("=qQQiI", request, 24)
-        if status < 0:
-            if -status in _NOT_HERE:
-                raise CannotShare(os.strerror(-status))
-            raise OSError(-status, os.strerror(-status))
+        status, done = _dedupe(source, target, offset, min(size_bytes - offset, _STEP_BYTES))
         if status == _DIFFERS or done == 0:
             return offset
         offset += done
     return offset
+
+
+def expect_sharing(fd: int) -> None:
+    """Make sure, without reading anything, that the file system of an open file may share bytes.
+
+    Raises:
+        CannotShare: it never does.
+        OSError: it cannot be asked.
+    """
+    _dedupe(fd, fd, 0, 0)
+
+
+def _dedupe(source: int, target: int, offset: int, length: int) -> tuple[int, int]:
+    # struct file_dedupe_range, and after it one struct file_dedupe_range_info.
+    request = bytearray(struct.pack("=QQHHI", offset, length, 1, 0, 0) + struct.pack("=qQQiI", target, offset, 0, 0, 0))
+    try:
+        fcntl.ioctl(source, _FIDEDUPERANGE, request)
+    except OSError as error:
+        if error.errno in _NOT_HERE:
+            raise CannotShare(error.strerror) from error
+        raise
+    _, _, done, status, _ = struct.unpack_from("=qQQiI", request, 24)
+    if status < 0:
+        if -status in _NOT_HERE:
+            raise CannotShare(os.strerror(-status))
+        raise OSError(-status, os.strerror(-status))
+    return status, done

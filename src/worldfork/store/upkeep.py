@@ -16,7 +16,8 @@ from worldfork.core.errors import WorldforkError
 from worldfork.core.settings import Settings, load_settings
 from worldfork.store.home import open_home
 from worldfork.store.quota import enforce_quota
-from worldfork.store.sealing import seal_all, share_equal, share_files
+from worldfork.store.sealing import seal_all
+from worldfork.store.sharing import share_equal, share_files
 from worldfork.store.squash import squash_deep
 from worldfork.store.store import Store
 
@@ -71,7 +72,7 @@ def _share(store: Store, _: Settings, report: UpkeepReport) -> None:
     done = share_equal(store)
     report.shared += done.snapshots
     report.failures += done.failures
-    files = share_files(store)
+    files = share_files(store, report.sealed)
     report.shared_bytes += files.shared_bytes
     report.failures += files.failures
 
