@@ -65,9 +65,7 @@ def run(options: Options) -> dict[str, Any]:
             "squash_s": round(squash_s, 2),
         },
         [
-            bar(
-                f"chain of {long} against one of {SHORT}, p50", ratio(after["deep"], after["short"]), BAR, unit="ratio"
-            ),
+            bar(f"chain of {long} against one of {SHORT}, p50", share, BAR, unit="ratio"),
             must("the last snapshot shows what its checkpoint saw", seen == [str(long), *expected]),
             must("upkeep had no failure", not said, said=said),
         ],
