@@ -29,6 +29,7 @@ FIGURES = (
     "versus_nitrobox",
     "versus_build",
     "world_size",
+    "sealing",
     "snapshots_1000",
     "prune",
     "deep_chain",
