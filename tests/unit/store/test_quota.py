@@ -6,6 +6,7 @@ import dataclasses
 
 from tests.stores import problems, record_of
 
+from worldfork.core.clock import ManualClock
 from worldfork.core.ids import new_id
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store import locks
@@ -42,12 +43,17 @@ def test_no_quota_is_no_limit(store: Store) -> None:
     assert enforce_quota(store, 0).deleted == []
 
 
-def test_how_much_it_is_over(store: Store) -> None:
-    add_mb(store)
+def test_how_much_it_is_over(store: Store, clock: ManualClock) -> None:
+    record = add_mb(store)
     assert over_quota(store, 1) == 0, "nobody has measured anything yet"
     measure_layers(store)
+    assert over_quota(store, 1) == 0, "within the quota a moment ago is good enough"
+    clock.advance_s(2)
     assert MB - 100 <= over_quota(store, 100) < MB + 100_000
     assert over_quota(store, 2 * MB) == 0
+    store.delete_snapshot(record.snapshot_id)
+    store.collect()
+    assert over_quota(store, 100) == 0, "what was over is looked at again at once"
 
 
 def test_the_oldest_go_until_the_rest_fits(store: Store) -> None:
