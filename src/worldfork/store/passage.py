@@ -113,7 +113,7 @@ def _id_or_none(prefix: str, text: object) -> str | None:
 
 def travelling_base(base: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of a base travels: of the host's userland its fingerprint, of a directory nothing but its layer."""
-    return {"kind": "host", "fingerprint": base["fingerprint"]} if base["kind"] == "host" else {"kind": LAYERS}
+    return {"kind": "host", "fingerprint": base.get("fingerprint", "")} if base["kind"] == "host" else {"kind": LAYERS}
 
 
 def _base(base: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def _base(base: Mapping[str, Any]) -> dict[str, Any]:
     if base == {"kind": LAYERS}:
         return {"kind": LAYERS}
     if base.keys() == {"kind", "fingerprint"} and base["kind"] == "host" and isinstance(base["fingerprint"], str):
-        return {"kind": "host", "fingerprint": base["fingerprint"]}
+        return {"kind": "host", "fingerprint": base.get("fingerprint", "")}
     raise ValueError(f"not a base that travels: {base}")
 
 
