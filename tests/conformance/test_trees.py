@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ from tests.conformance.inside import SLEEPER, python, shell, told
 from tests.conformance.trees import differences, plant_here, plant_inside, tell_here, tell_inside
 
 from worldfork import Sandbox, SnapshotInfo
+from worldfork.core.remove import remove_tree
 from worldfork.sandbox.driver import Capabilities
 
 Needs = Callable[[str], None]
@@ -25,11 +24,7 @@ WAYS = ("idle", "busy", "stopped", "mixed")
 def plain(tmp_path: Path) -> Iterator[Path]:
     """A directory of the host that goes through the same steps."""
     yield tmp_path / "plain"
-    for parent, names, _ in os.walk(tmp_path):
-        for name in names:
-            if not (Path(parent) / name).is_symlink():
-                (Path(parent) / name).chmod(0o700)
-    shutil.rmtree(tmp_path)
+    remove_tree(tmp_path)
 
 
 class Taker:

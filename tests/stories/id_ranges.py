@@ -1,0 +1,236 @@
+"""Sandboxes of an ordinary user with, and without, a range of ids; one story for each process.
+
+Arguments: the name of a story, and what it needs. The settings come from the process environment. Whoever runs this
+has the range 2000000000 to 2000065535 in /etc/subuid and /etc/subgid, unless the story says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from worldfork import Sandbox
+from worldfork.content.ids import ids_of
+from worldfork.core import mapped
+from worldfork.core.errors import DriverUnavailable, FormatUnsupported, OutOfSpace
+from worldfork.core.settings import load_settings
+from worldfork.lineage.place import close_places, place
+
+FIRST = 2_000_000_000
+CLOSED = "mkdir -p d/e && echo it >d/e/f && chown 33:44 d/e/f && chown 1000:1000 d d/e && chmod 000 d d/e d/e/f"
+SEEN = "stat -c '%n %u:%g %a' / d d/e d/e/f; cat d/e/f"
+
+
+def fresh() -> Sandbox:
+    """A sandbox on the host's userland."""
+    return Sandbox.create(network="none")
+
+
+def said(sandbox: Sandbox, line: str, user: str | None = None) -> str:
+    """What a line that must succeed prints."""
+    result = sandbox.sh(line, user=user)
+    assert result.ok, (line, result.exit_code, result.stdout, result.stderr)
+    return result.stdout.strip()
+
+
+def refusal(kinds: tuple[type[BaseException], ...], call: Callable[[], object]) -> BaseException:
+    """The error of a call that must fail."""
+    try:
+        outcome = call()
+    except kinds as error:
+        return error
+    raise AssertionError(outcome)
+
+
+def ends(*sandboxes: Sandbox) -> None:
+    """End them all; afterwards the home holds nothing that could not be removed."""
+    for sandbox in sandboxes:
+        sandbox.terminate()
+    here = place()
+    for name in here.store.names():
+        here.store.set_name(name, None)
+    for record in here.store.snapshots():
+        here.store.delete_snapshot(record.snapshot_id)
+    report = here.store.collect()
+    swept = here.sweep()
+    assert [*report.failures, *swept.failures] == []
+    here.store.empty_trash()
+    for room in ("run", "trash", "layers"):
+        assert not os.listdir(here.home.scratch / room), (room, os.listdir(here.home.scratch / room))
+
+
+def owners() -> None:
+    """Files belong to others, commands run as others, and the host sees ids of the range."""
+    sandbox = fresh()
+    assert place().driver.capabilities().other_users
+    said(sandbox, CLOSED)
+    assert said(sandbox, "id -u; id -g; id -G", user="12:34").split() == ["12", "34", "34"]
+    assert said(sandbox, "touch /tmp/mine && stat -c %u:%g /tmp/mine", user="65534:65534") == "65534:65534"
+    assert not sandbox.sh("cat d/e/f", user="1001").ok
+    assert not sandbox.sh("ls d", user="1000").ok
+    assert said(sandbox, "cat /proc/self/setgroups; id -G").split() == ["allow", "0"]
+    assert said(sandbox, "tail -n 1 /proc/self/uid_map").split() == ["1", "1", "65535"]
+    seen = os.lstat(Path(place().home.run) / sandbox.sandbox_id / "upper.0" / "workspace" / "d")
+    assert (seen.st_uid, seen.st_gid) == (FIRST + 999, FIRST + 999)
+    ends(sandbox)
+
+
+def checkpoints() -> None:
+    """A checkpoint by taking the upper, by copying it, and at the end holds owners and modes; forks see them."""
+    sandbox = fresh()
+    said(sandbox, CLOSED)
+    said(sandbox, "chown 77:78 / && chmod 711 /")
+    expected = said(sandbox, SEEN)
+    assert expected.split("\n") == ["/ 77:78 711", "d 1000:1000 0", "d/e 1000:1000 0", "d/e/f 33:44 0", "it"]
+    taken = sandbox.checkpoint()
+    child, other = (outcome.unwrap() for outcome in [sandbox.fork(1), sandbox.fork(1)])
+    assert said(child[0], SEEN) == expected
+    said(child[0], "mkdir x && touch x/y && setfattr -n user.a -v b x 2>/dev/null; chown -R 5:6 x && chmod 0 x")
+    child[0].start_process("sleep", ["1000"])
+    copied = child[0].checkpoint()
+    grandchild = Sandbox.create(snapshot_id=copied.snapshot_id, network="none")
+    assert said(grandchild, SEEN) == expected
+    assert said(grandchild, "stat -c '%u:%g %a' x x/y").split("\n") == ["5:6 0", "5:6 644"]
+    said(child[0], "echo more >>x/y && chmod 700 x")
+    again = Sandbox.create(snapshot_id=child[0].checkpoint().snapshot_id, network="none")
+    assert said(again, "cat x/y; stat -c '%u:%g %a' x") == "more\n5:6 700"
+    last = other[0].checkpoint(stop=True)
+    final = Sandbox.create(snapshot_id=last.snapshot_id, network="none")
+    assert said(final, SEEN) == expected
+    records = [place().store.snapshot(one.snapshot_id) for one in (taken, copied, last)]
+    assert all(record.facts["ids"] == place().driver.ids for record in records)
+    ends(sandbox, child[0], grandchild, again, final)
+
+
+def without(snapshot_id: str) -> None:
+    """With the setting off, or without ranges, all is as ever; a snapshot with a range is refused and stays."""
+    assert place().driver.ids == ""
+    error = refusal((FormatUnsupported,), lambda: Sandbox.create(snapshot_id=snapshot_id, network="none"))
+    assert "/etc/subuid" in str(error), error
+    sandbox = fresh()
+    assert not place().driver.capabilities().other_users
+    assert not sandbox.sh("touch f && chown 1:1 f").ok
+    assert "single user id" in sandbox.sh("id", user="1").stderr
+    assert place().store.snapshot(snapshot_id).snapshot_id == snapshot_id
+    plain = sandbox.checkpoint()
+    assert "ids" not in place().store.snapshot(plain.snapshot_id).facts
+    sandbox.terminate()
+    print(plain.snapshot_id)
+
+
+def keeps() -> None:
+    """Leaves a snapshot behind, and prints its id."""
+    sandbox = fresh()
+    said(sandbox, CLOSED)
+    print(sandbox.checkpoint(stop=True).snapshot_id)
+
+
+def restores(snapshot_id: str, *words: str) -> None:
+    """A snapshot shows what `words` say."""
+    sandbox = Sandbox.create(snapshot_id=snapshot_id, network="none")
+    assert said(sandbox, " ".join(words) or SEEN)
+    sandbox.terminate()
+
+
+def disk_limit() -> None:
+    """A sandbox cannot hide from its disk limit what it gives to another and closes."""
+    sandbox = Sandbox.create(network="none", disk_mb=8)
+    line = (
+        "mkdir h && chown 9:9 h && chmod 700 h && for i in 1 2 3; do head -c 6000000 /dev/zero >h/$i; done && sleep 60"
+    )
+    error = refusal((OutOfSpace,), lambda: sandbox.sh(line, timeout=50))
+    assert "8 MiB of disk" in str(error), error
+
+
+def store() -> None:
+    """Sealing, merging, export and import see owners as they are inside."""
+    from tests.stories import id_ranges as stories
+
+    from worldfork.content.layer import walk
+    from worldfork.store.sealing import seal
+    from worldfork.store.squash import squash_now
+
+    sandbox = fresh()
+    said(sandbox, CLOSED)
+    first = sandbox.checkpoint()
+    said(sandbox, "mkdir -m 0 z && chown 3:4 z")
+    second = sandbox.checkpoint()
+    here = place()
+    record = here.store.snapshot(second.snapshot_id)
+    layer = record.layers[1]
+    assert ids_of(here.store.layer_path(layer)) == here.driver.ids
+    seen = {entry.path: (entry.uid, entry.gid, entry.mode) for entry, _ in walk(here.store.layer_path(layer), "user")}
+    assert (seen["workspace/d"], seen["workspace/d/e/f"]) == ((1000, 1000, 0), (33, 44, 0))
+    sealed = seal(here.store, layer)
+    assert sealed.digest == mapped.run(stories.digest_of_layer, str(here.store.layer_path(layer)))
+    stack = squash_now(here.store, record.layers, 2)
+    assert len(stack) < len(record.layers), stack
+    merged = next(layer_id for layer_id in stack if layer_id not in record.layers)
+    seen = {entry.path: (entry.uid, entry.gid, entry.mode) for entry, _ in walk(here.store.layer_path(merged), "user")}
+    assert (seen["workspace/d"], seen["workspace/z"]) == ((1000, 1000, 0), (3, 4, 0))
+    assert first.snapshot_id != second.snapshot_id
+    ends(sandbox)
+
+
+def digest_of_layer(path: str) -> str:
+    """The digest of a layer, as a process finds it that has the ids."""
+    from worldfork.content.layer import walk
+    from worldfork.content.manifest import write_manifest
+
+    assert os.geteuid() == 0
+    return write_manifest(walk(Path(path), "user"), Path(path).with_name("manifest.again")).digest
+
+
+def refused_outside(snapshot_id: str) -> None:
+    """Without the range nobody reads such a layer wrongly: an error that says what is missing."""
+    from worldfork.content.layer import walk
+    from worldfork.content.stack import LayerStack
+
+    paths = [place().store.layer_path(layer) for layer in place().store.snapshot(snapshot_id).layers]
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: [list(walk(path, "user", hashed=False)) for path in paths],
+        lambda: LayerStack(paths, "user"),
+    )
+    for call in calls:
+        assert "worldfork" in str(refusal((DriverUnavailable, FormatUnsupported), call))
+
+
+def doctor(words: str) -> None:
+    """The doctor says what is the matter with ranges."""
+    from worldfork.sandbox.probe import probe
+
+    settings = load_settings()
+    settings.home.mkdir(parents=True, exist_ok=True)
+    found = [result for result in asyncio.run(probe(settings)) if result.name.startswith("range")]
+    assert len(found) == 1
+    assert words in f"{found[0].ok} {found[0].detail} {found[0].remedy}", found
+
+
+def calls() -> None:
+    """Results and errors come back; the server rests when it has nothing to do, and is there again when needed."""
+    assert mapped.run(os.geteuid) == 0
+    for _ in range(2):
+        assert "/nowhere" in str(refusal((FileNotFoundError,), lambda: mapped.run(os.unlink, "/nowhere")))
+        assert [mapped.rest(1000), mapped.rest()] == [True, False]
+
+
+def dies() -> None:
+    """Says that a call is under way, and waits to be killed."""
+    import threading
+
+    threading.Thread(target=mapped.run, args=(time.sleep, 1000), daemon=True).start()
+    sandbox = fresh()
+    said(sandbox, CLOSED)
+    print("ready", flush=True)
+    time.sleep(1000)
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", "no cgroup of this host", RuntimeWarning)
+    globals()[sys.argv[1]](*sys.argv[2:])
+    close_places()
