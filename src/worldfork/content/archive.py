@@ -10,8 +10,9 @@
     Z                        the archive ends
 
 Each record is a letter, the length of what follows (u32, little-endian) and that; `content/blocks.py` has what lies
-around them. Which blocks of a file are left out depends on its bytes alone (whole blocks of 4 KiB of zeros), never on
-how a file system keeps it. A reader makes nothing that was not announced, and of nobody's names a path.
+around them. Where the parts of a file begin and end depends on its bytes alone: blocks of 4 KiB of zeros are left out,
+and no part crosses a multiple of 1 MiB, however a file system keeps it. A reader makes nothing that was not announced,
+and no path of a name that could lead elsewhere.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _OFFSET = struct.Struct("<Q")
 _HOLE_BYTES = 4096
 _HOLE = bytes(_HOLE_BYTES)
 _DIGEST = re.compile("b3:[0-9a-f]{64}")
-_LEAST_BYTES = 64 << 10  # of a file that goes into what is left of a block, where it has so much
+_PIECE_BYTES = 1 << 20  # no record of a file's bytes crosses a multiple of it
 
 Content = Iterator[bytes | memoryview | int]
 """A file from its beginning to its end: bytes, or how many zeros there are."""
@@ -59,6 +60,7 @@ class ArchiveWriter:
 
     def __init__(self, sink: Sink, head: Mapping[str, Any]) -> None:
         self._blocks = BlockWriter(sink)
+        self._buffer = bytearray(_PIECE_BYTES)
         self._record(b"H", _json(head))
 
     def __enter__(self) -> ArchiveWriter:
@@ -100,7 +102,7 @@ class ArchiveWriter:
         return self._blocks.end()
 
     def _record(self, kind: bytes, payload: bytes) -> None:
-        self._blocks.write(_RECORD.pack(kind, len(payload)) + payload)
+        self._blocks.write(_RECORD.pack(kind, len(payload)), payload)
 
     def _file(self, reached: Reached, entry: Entry) -> None:
         from worldfork.content.hashing import ContentHash, data_at
@@ -116,28 +118,22 @@ class ArchiveWriter:
                 may_have_holes = info.st_blocks * 512 < size
                 offset = 0
                 while offset < size:
-                    begin, end = data_at(fd, offset, size) if may_have_holes else (offset, size)
-                    begin = begin if begin == size else max(offset, begin - begin % _HOLE_BYTES)
-                    end = min(size, end + -end % _HOLE_BYTES)
+                    begin = data_at(fd, offset, size)[0] if may_have_holes else offset
+                    begin = begin if begin == size else max(offset, begin - begin % _PIECE_BYTES)
                     content.zeros(begin - offset)
                     offset = begin
-                    while offset < end:
-                        offset += self._extent(fd, offset, end, content)
+                    if offset < size:
+                        offset += self._piece(fd, offset, min(size - offset, _PIECE_BYTES), content)
             finally:
                 os.close(fd)
         found = content.hexdigest()
         if found != entry.content:
             raise _damaged(entry, entry.content, found)
 
-    def _extent(self, fd: int, offset: int, end: int, content: Any) -> int:
-        """Read once into what is left of the block, and make records of it; return how far."""
-        blocks = self._blocks
-        missing = end - offset
-        room = blocks.room(_DATA.size + min(missing, _LEAST_BYTES)) - _DATA.size
-        count = missing if missing <= room else room - room % _HOLE_BYTES
-        at = blocks.used + _DATA.size
-        buffer = blocks.buffer
-        view = memoryview(buffer)[at : at + count]
+    def _piece(self, fd: int, offset: int, count: int, content: Any) -> int:
+        """Read a piece of a file, and write its runs of blocks that are not all zeros; return its size."""
+        buffer = self._buffer
+        view = memoryview(buffer)[:count]
         done = 0
         while done < count:
             step = os.preadv(fd, [view[done:]], offset + done)
@@ -147,19 +143,13 @@ class ArchiveWriter:
         content.update(view)
         holes = [
             place
-            for place in range(at, at + count, _HOLE_BYTES)
-            if not buffer[place] and buffer.startswith(_HOLE[: at + count - place], place)
+            for place in range(0, count, _HOLE_BYTES)
+            if not buffer[place] and buffer.startswith(_HOLE[: count - place], place)
         ]
-        if not holes:
-            _DATA.pack_into(buffer, blocks.used, b"D", _OFFSET.size + count, offset)
-            blocks.used = at + count
-            return count
-        data = bytes(view)
         begin = 0
-        for hole in [*(place - at for place in holes), count]:
+        for hole in [*holes, count]:
             if hole > begin:
-                part = data[begin:hole]
-                blocks.write(_DATA.pack(b"D", _OFFSET.size + len(part), offset + begin) + part)
+                self._blocks.write(_DATA.pack(b"D", _OFFSET.size + hole - begin, offset + begin), view[begin:hole])
             begin = hole + _HOLE_BYTES
         return count
 

@@ -66,9 +66,8 @@ class BlockWriter:
         self._pool = ThreadPoolExecutor(_THREADS, "worldfork-compress")
         self._pending: deque[tuple[Future[bytes], int, bytearray | None]] = deque()
         self._spare: list[bytearray] = []
-        self.buffer = bytearray(BLOCK_BYTES)
-        """The block that is being filled: `used` bytes of it. Whoever fills it himself asks for `room` before."""
-        self.used = 0
+        self._buffer = bytearray(BLOCK_BYTES)
+        self._used = 0
         self._put(_HEAD.pack(MAGIC, VERSION, VERSION ^ 0xFFFF))
 
     def __enter__(self) -> BlockWriter:
@@ -79,23 +78,20 @@ class BlockWriter:
             future.cancel()
         self._pool.shutdown()
 
-    def room(self, size_bytes: int) -> int:
-        """Close the block if it has not so much room; return how much room there is, up to a whole block."""
-        if BLOCK_BYTES - self.used < size_bytes:
-            self._close_block()
-        return BLOCK_BYTES - self.used
-
-    def write(self, data: bytes) -> None:
+    def write(self, head: bytes, body: bytes | memoryview = b"") -> None:
         """Take a record, which is never split."""
-        if len(data) > BLOCK_BYTES:
-            if len(data) > LARGEST_BYTES:
-                raise ValueError(f"a record of {len(data)} bytes")
+        size = len(head) + len(body)
+        if size > BLOCK_BYTES - self._used:
             self._close_block()
-            self._submit(data, len(data), None)
+        if size > BLOCK_BYTES:
+            if size > LARGEST_BYTES:
+                raise ValueError(f"a record of {size} bytes")
+            self._submit(head + body, size, None)
             return
-        self.room(len(data))
-        self.buffer[self.used : self.used + len(data)] = data
-        self.used += len(data)
+        middle, end = self._used + len(head), self._used + size
+        self._buffer[self._used : middle] = head
+        self._buffer[middle:end] = body
+        self._used = end
 
     def end(self) -> str:
         """Write the rest and the end mark; return the digest over all, as hex digits."""
@@ -108,11 +104,11 @@ class BlockWriter:
         return digest.hex()
 
     def _close_block(self) -> None:
-        if not self.used:
+        if not self._used:
             return
-        full, used = self.buffer, self.used
-        self.buffer = self._spare.pop() if self._spare else bytearray(BLOCK_BYTES)
-        self.used = 0
+        full, used = self._buffer, self._used
+        self._buffer = self._spare.pop() if self._spare else bytearray(BLOCK_BYTES)
+        self._used = 0
         self._submit(memoryview(full)[:used], used, full)
 
     def _submit(self, data: bytes | memoryview, size_bytes: int, buffer: bytearray | None) -> None:
