@@ -224,7 +224,7 @@ def steps(form: str) -> st.SearchStrategy[Any]:
 def test_snapshots_hold_what_was_there(
     form: str, world: SnapshotInfo, template: Model, plain: Program, ground: Path
 ) -> None:
-    @examples(16)
+    @examples(12)
     @given(steps(form))
     def check(scenario: Any) -> None:
         place = ground / uuid.uuid4().hex
