@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from tests.roots import make_small_root
 
@@ -10,3 +14,10 @@ from tests.roots import make_small_root
 def base(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A base with a shell and a few programs, as `create(base=...)` takes it."""
     return f"dir:{make_small_root(tmp_path_factory.mktemp('root') / 'small')}"
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A directory that nobody has to wait for: for tests that tell by themselves what a disk would keep."""
+    with tempfile.TemporaryDirectory(prefix="worldfork-test-", dir="/dev/shm") as directory:
+        yield Path(directory)

@@ -108,19 +108,22 @@ def test_either_held_or_deleted_never_both(store: Store) -> None:
         record = add_snapshot(store)
         sandbox = new_id("sb")
         start, go = os.pipe()
+        lasting, over = os.pipe()
 
-        def hold(record=record, sandbox=sandbox, start=start, go=go) -> None:  # type: ignore[no-untyped-def]
+        def hold(record=record, sandbox=sandbox, start=start, go=go, lasting=lasting, over=over) -> None:  # type: ignore[no-untyped-def]
             os.close(go)
+            os.close(over)
             os.read(start, 1)
             try:
                 store.hold([Holder(sandbox, snapshot_id=record.snapshot_id)])
             except NotFound:
                 os._exit(3)
-            # The lock of a sandbox's PID 1, which outlives this call.
-            time.sleep(0.03)
+            # As its sandbox, this process outlives the attempt of the other.
+            os.read(lasting, 1)
 
-        def delete(record=record, start=start, go=go) -> None:  # type: ignore[no-untyped-def]
+        def delete(record=record, start=start, go=go, over=over) -> None:  # type: ignore[no-untyped-def]
             os.close(go)
+            os.close(over)
             os.read(start, 1)
             try:
                 store.delete_snapshot(record.snapshot_id)
@@ -128,10 +131,13 @@ def test_either_held_or_deleted_never_both(store: Store) -> None:
             except Locked:
                 os._exit(4)
 
-        children = start_child(hold), start_child(delete)
+        holding, deleting = start_child(hold), start_child(delete)
         os.close(go)
         os.close(start)
-        outcomes.add(tuple(exit_code_of(child) for child in children))
+        deleted = exit_code_of(deleting)
+        os.close(over)
+        os.close(lasting)
+        outcomes.add((exit_code_of(holding), deleted))
     assert outcomes <= {(0, 4), (3, 0)}
 
 

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +34,8 @@ from worldfork.store.keep_rules import KeepRules
 from worldfork.store.leases import Holder
 from worldfork.store.prune import prune
 from worldfork.store.repair import repair
-from worldfork.store.sealing import seal, seal_all, share_equal
+from worldfork.store.sealing import seal, seal_all
+from worldfork.store.sharing import share_equal
 from worldfork.store.store import Store
 from worldfork.store.sweep import SweepReport
 from worldfork.store.usage import measure_layers
@@ -350,13 +351,6 @@ def expect_what_was_announced(store: Store, diary: Diary, where: str, *, lost: b
         assert set(diary.said("ready")) - deleted <= there.keys(), where
     for snapshot_id in diary.said("named")[-1:]:
         assert store.named("main") == snapshot_id, where
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A directory in memory: what a disk keeps is only told here, and nobody has to wait for one."""
-    with tempfile.TemporaryDirectory(prefix="worldfork-test-", dir="/dev/shm") as directory:
-        yield Path(directory)
 
 
 def stops(name: str, tmp_path: Path, kept: list[Kept], monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import logging
+import math
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -112,7 +113,7 @@ class Place:
     @contextlib.asynccontextmanager
     async def single_flight(self, key: str) -> AsyncIterator[None]:
         """Be the only one, of all threads and processes of this home, that builds `key`; wait for others first."""
-        flight = self.store.single_flight(key)
+        flight = self.store.single_flight(key, wait_s=math.inf)
         # Waiting may take as long as somebody's build: never in a worker, whose turn that build may need.
         loop = asyncio.get_running_loop()
         entered: asyncio.Future[None] = loop.create_future()
@@ -228,12 +229,11 @@ class Place:
 
     def _settle(self) -> None:
         """After a start: finish what a dead process began, and clear away what it left."""
-        try:
-            self.sweep()
-            self.store.collect()
-            self._synchroniser.finish_for_others()
-        except (WorldforkError, OSError) as error:
-            _log.warning("settling %s failed: %s", self.home.root, error)
+        for step in (self.sweep, self.store.collect, self._synchroniser.finish_for_others):
+            try:
+                step()
+            except (WorldforkError, OSError) as error:
+                _log.warning("settling %s failed: %s", self.home.root, error)
 
 
 def place(settings: Settings | None = None) -> Place:

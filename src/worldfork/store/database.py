@@ -18,11 +18,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from worldfork.core.errors import OutOfSpace, StoreError
+from worldfork.core.errors import Locked, OutOfSpace, StoreError
 from worldfork.store import connections, locks
 from worldfork.store.failures import from_sqlite, from_system, typed
 
 _LOOK_EVERY = 256  # quick commits between two looks at the length of the log
+_PATIENCE_S = 60.0
+"""How long an upgrade of the format by another process may take."""
 _NAMES = ("lasting", "reading", "quick")  # in the order in which their locks are taken together
 
 
@@ -47,7 +49,7 @@ class Database:
         opened: dict[str, sqlite3.Connection] = {}
         try:
             # Changing the journal mode and making the tables do not wait for each other as transactions do.
-            with locks.turn(self._lock_directory / "schema"):
+            with locks.turn(self._lock_directory / "schema", wait_s=_PATIENCE_S):
                 connections.make_private(self.path)
                 connections.expect_readable_format(self.path)
                 opened["lasting"] = connections.connect(self.path, synchronous="FULL")
@@ -61,6 +63,12 @@ class Database:
                 raise from_sqlite(error, self.path) from error
             if isinstance(error, OSError):
                 raise from_system(error, f"{self.path} cannot be opened") from error
+            if isinstance(error, locks.StillLocked):
+                raise Locked(
+                    f"{self.path} has been in the making by another process for {_PATIENCE_S:g} s",
+                    remedy="try again; if one of Worldfork's processes was stopped or hangs, continue or end it",
+                    holders=[],
+                ) from error
             raise
         self._connections = opened
 

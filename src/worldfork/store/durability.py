@@ -167,22 +167,26 @@ class Durability(Snapshots):
         _sync_directory(self.home.layers / layer_id)
 
     def pending_durability(self) -> list[str]:
-        """Return the ready snapshots that are this process's to make durable: its own and those of dead owners.
+        """Return the ready snapshots that are this process's to make durable.
 
-        Throw-away snapshots never are.
+        Its own, those of dead owners, and those of owners who have stood still since: being made durable twice harms
+        nothing. Throw-away snapshots never are.
 
         Raises:
             StoreError: the metadata or the locks failed.
         """
         with self.database.read() as db:
+            # The owner said last that it goes on when these layers were drafts of its own; of one that added none
+            # nobody can tell.
             rows = db.execute(
-                "SELECT snapshot_id, owner_id FROM snapshots WHERE state != 'durable' AND level != 'volatile'"
-                " ORDER BY created_s, number"
+                "SELECT snapshot_id, owner_id, (SELECT ifnull(max(renewed_s), 0) FROM layers, json_each(record,"
+                " '$.layers') WHERE layer_id = value AND layers.state = 'ready') FROM snapshots"
+                " WHERE state != 'durable' AND level != 'volatile' ORDER BY created_s, number"
             ).fetchall()
         mine = self.owner_id
-        others = {owner for _, owner in rows if owner != mine}
-        living = {owner for owner in others if self.is_alive(owner)}
-        return [snapshot_id for snapshot_id, owner in rows if owner not in living]
+        others = {row[1:] for row in rows if row[1] != mine}
+        going = {other for other in others if self.is_going(*other)}
+        return [snapshot_id for snapshot_id, *owner in rows if tuple(owner) not in going]
 
     def pending_export(self) -> list[str]:
         """Return the durable snapshots of level `exported` that nobody has pushed yet, the oldest first."""

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _BUSY = (errno.EAGAIN, errno.EACCES)
+_FIRST_POLL_S = 0.0005
 _POLL_S = 0.02
 
 _Inode = tuple[int, int]
@@ -84,10 +87,18 @@ def take(path: Path) -> RecordLock | None:
             os.close(fd)
 
 
-def wait(path: Path) -> RecordLock:
+class StillLocked(Exception):
+    """Somebody kept a lock for longer than anybody wants to wait."""
+
+
+def wait(path: Path, *, until_s: float = math.inf) -> RecordLock:
     """Create and lock a file, waiting for other threads and processes to release it.
 
+    Args:
+        path: the file.
+        until_s: the moment of `time.monotonic()` at which to give up.
     Raises:
+        StillLocked: that moment has come.
         OSError: as `take`.
     """
     while True:
@@ -98,10 +109,10 @@ def wait(path: Path) -> RecordLock:
                 inode = _inode(os.fstat(fd))
                 _files[inode] = fd
         if busy:
-            _pause()
+            _pause(until_s)
             continue
         try:
-            _lock_blocking(fd)
+            _lock_blocking(fd, until_s)
         except BaseException:
             _forget(inode)
             raise
@@ -112,23 +123,32 @@ def wait(path: Path) -> RecordLock:
 
 
 @contextmanager
-def turn(path: Path) -> Iterator[None]:
+def turn(path: Path, *, wait_s: float = math.inf) -> Iterator[None]:
     """Hold a file's lock against all other threads and processes for the length of the block.
 
+    Args:
+        path: the file.
+        wait_s: how long to wait for it, in seconds.
     Raises:
+        StillLocked: that was not enough.
         OSError: as `take`.
     """
     key = str(path)
+    until_s = time.monotonic() + wait_s
     with _mutex:
         mine = _turns.setdefault(key, _Turn())
         mine.users += 1
     try:
-        with mine.lock:
-            lock = wait(path)
+        if not mine.lock.acquire(timeout=min(wait_s, threading.TIMEOUT_MAX)):
+            raise StillLocked(str(path))
+        try:
+            lock = wait(path, until_s=until_s)
             try:
                 yield
             finally:
                 lock.release()
+        finally:
+            mine.lock.release()
     finally:
         with _mutex:
             mine.users -= 1
@@ -228,15 +248,17 @@ def _forget(inode: _Inode) -> None:
         os.close(_files.pop(inode))
 
 
-def _lock_blocking(fd: int) -> None:
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX)
-        return
-    except OSError as error:
-        # The kernel takes a process for one thread: two processes whose threads wait for each other's other
-        # threads look like a deadlock to it.
-        if error.errno != errno.EDEADLK:
-            raise
+def _lock_blocking(fd: int, until_s: float) -> None:
+    if until_s == math.inf:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX)
+            return
+        except OSError as error:
+            # The kernel takes a process for one thread: two processes whose threads wait for each other's other
+            # threads look like a deadlock to it.
+            if error.errno != errno.EDEADLK:
+                raise
+    pause_s = _FIRST_POLL_S
     while True:
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -244,11 +266,14 @@ def _lock_blocking(fd: int) -> None:
         except OSError as error:
             if error.errno not in _BUSY:
                 raise
-        _pause()
+        _pause(until_s, pause_s)
+        pause_s = min(pause_s * 2, _POLL_S)
 
 
-def _pause() -> None:
-    threading.Event().wait(_POLL_S)
+def _pause(until_s: float, pause_s: float = _POLL_S) -> None:
+    if time.monotonic() > until_s:
+        raise StillLocked
+    threading.Event().wait(pause_s)
 
 
 def _holder_of(fd: int) -> int | None:

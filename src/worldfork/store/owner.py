@@ -15,7 +15,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from worldfork.core import mapped
 from worldfork.core.clock import Clock, SystemClock, boot_id
-from worldfork.core.errors import OutOfSpace, StoreError
+from worldfork.core.errors import Locked, OutOfSpace, StoreError
 from worldfork.core.ids import new_id
 from worldfork.core.remove import remove_tree
 from worldfork.core.settings import DEFAULT_LEASE_TTL_S
@@ -120,16 +120,21 @@ class OwnedStore:
             return locks.is_locked(self.lock_path(holder_id))
 
     @contextmanager
-    def single_flight(self, key: str) -> Iterator[None]:
+    def single_flight(self, key: str, *, wait_s: float | None = None) -> Iterator[None]:
         """Let one thread of one process at a time through for each key. Waits; call it in a thread.
 
-        A process that dies inside frees the key. The key may be any text.
+        A process that dies inside frees the key; one that stands still does not.
 
+        Args:
+            key: any text.
+            wait_s: how long to wait for whoever is inside, in seconds; `ttl_s` by default.
         Raises:
+            Locked: that was not enough.
             OutOfSpace, StoreError: its lock file cannot be made.
         """
+        limit_s = self.ttl_s if wait_s is None else wait_s
         path = self.home.locks / f"flight-{sha256(os.fsencode(key)).hexdigest()[:32]}"
-        with _entered(locks.turn(path), f"{key!r} cannot be locked"):
+        with _entered(locks.turn(path, wait_s=limit_s), f"{key!r} cannot be locked", limit_s):
             yield
 
     def trash(self, path: Path) -> None:
@@ -209,10 +214,17 @@ def frees_space(method: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatena
 
 
 @contextmanager
-def _entered(block: AbstractContextManager[None], doing: str) -> Iterator[None]:
+def _entered(block: AbstractContextManager[None], doing: str, limit_s: float) -> Iterator[None]:
     """Enter a block with typed errors, and leave the errors of its body alone."""
-    with typed(doing):
-        block.__enter__()
+    try:
+        with typed(doing):
+            block.__enter__()
+    except locks.StillLocked as error:
+        raise Locked(
+            f"{doing}: another process has been at it for {limit_s:g} s",
+            remedy="try again; if one of Worldfork's processes was stopped or hangs, continue or end it",
+            holders=[],
+        ) from error
     try:
         yield
     finally:

@@ -14,6 +14,8 @@ from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.leases import GRACE_S, READING, Holder
 
+_PATIENCE_S = 10.0
+"""How long a sweep waits for that of another process."""
 _TORN = "state = 'ready' AND boot_id != ?"
 _USED = (
     "layer_id IN (SELECT value FROM snapshots, json_each(CASE WHEN json_valid(record) THEN record ELSE '{}' END,"
@@ -79,10 +81,11 @@ class Sweeping(Durability):
                 store knows nothing of. If it raises, the holder stays for the next sweep.
             grace_s: for so many seconds a new holder counts as alive while its maker is.
         Raises:
+            Locked: another process has been sweeping for a while, and clears the same.
             StoreError: the sweep could not begin.
         """
         report = SweepReport()
-        with self.single_flight("sweep"):
+        with self.single_flight("sweep", wait_s=min(_PATIENCE_S, self.ttl_s)):
             report.lost_snapshots = self.recover()
             steps: list[Callable[[], None]] = [
                 lambda: self._sweep_holders(report, dead, grace_s),
