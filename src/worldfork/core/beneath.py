@@ -67,19 +67,16 @@ class _OpenAt2:
     def __init__(self) -> None:
         self._syscall = ctypes.CDLL(None, use_errno=True).syscall
         self._syscall.restype = ctypes.c_long
+        self._syscall.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t]
+        self._hows: dict[int, _OpenHow] = {}
 
     def __call__(self, above: int, name: str, flags: int) -> int:
-        how = _OpenHow(flags, 0, _RESOLVE_NO_XDEV | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH)
+        how = self._hows.get(flags)
+        if how is None:  # the kernel only reads it, so that all calls may share one
+            resolve = _RESOLVE_NO_XDEV | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
+            how = self._hows[flags] = _OpenHow(flags, 0, resolve)
         while True:
-            fd = int(
-                self._syscall(
-                    ctypes.c_long(_OPENAT2),
-                    ctypes.c_int(above),
-                    ctypes.c_char_p(os.fsencode(name)),
-                    ctypes.byref(how),
-                    ctypes.c_size_t(ctypes.sizeof(how)),
-                )
-            )
+            fd = int(self._syscall(_OPENAT2, above, os.fsencode(name), ctypes.addressof(how), ctypes.sizeof(how)))
             if fd >= 0:
                 return fd
             number = ctypes.get_errno()
