@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from worldfork.store.keep_rules import by_snapshot
-from worldfork.store.leases import READING
 from worldfork.store.store import Store
 
 _SNAPSHOTS = """
@@ -111,7 +110,7 @@ def family(store: Store) -> list[Member]:
 def _live_forks(store: Store) -> Counter[str]:
     found: Counter[str] = Counter()
     for holder in store.holders():
-        if holder.snapshot_id is not None and holder.kind != READING and store.is_living(holder):
+        if holder.snapshot_id is not None and store.is_living(holder):
             found[holder.snapshot_id] += 1
     return found
 

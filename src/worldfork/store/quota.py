@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from worldfork.core.errors import WorldforkError
 from worldfork.records.snapshot import SnapshotLevel
+from worldfork.store.faultpoints import fault
 from worldfork.store.prune import delete_all, living_users, named_among
 from worldfork.store.store import Store
 from worldfork.store.usage import Size, measure_layers
@@ -79,6 +80,7 @@ def enforce_quota(store: Store, quota_bytes: int) -> QuotaReport:
     if report.over_bytes:
         with store.database.view() as db:
             going = _going(store, db, _sizes(db, measured), report.over_bytes)
+        fault("quota:planned")
         done = delete_all(store, going, _named_since)
         report.deleted = done.deleted
         report.failures += done.failures

@@ -9,7 +9,7 @@ from tests.stores import problems, record_of
 from worldfork.core.clock import ManualClock
 from worldfork.core.ids import new_id
 from worldfork.records.snapshot import SnapshotRecord
-from worldfork.store import locks
+from worldfork.store import faultpoints, locks
 from worldfork.store.leases import Holder
 from worldfork.store.quota import enforce_quota, over_quota
 from worldfork.store.store import Store
@@ -89,6 +89,35 @@ def test_names_and_living_sandboxes_keep(store: Store) -> None:
     assert report.over_bytes > 2 * MB - 1000
     assert left(store) == ids(named, used)
     lock.release()
+
+
+def test_the_oldest_that_may_go_make_up_for_those_that_stay(store: Store) -> None:
+    named, used, third, fourth = (add_mb(store) for _ in range(4))
+    store.set_name("mine", named.snapshot_id)
+    sandbox = new_id("sb")
+    store.hold([Holder(sandbox, snapshot_id=used.snapshot_id)])
+    lock = locks.take(store.lock_path(sandbox))
+    assert lock is not None
+    report = enforce_quota(store, 7 * MB // 2)
+    assert (report.deleted, report.over_bytes) == (ids(third), 0)
+    assert left(store) == ids(named, used, fourth)
+    lock.release()
+
+
+def test_a_name_after_the_look_keeps_its_snapshot(store: Store) -> None:
+    record, other = add_mb(store), add_mb(store)
+
+    def hook(name: str) -> None:
+        if name == "quota:planned":
+            store.set_name("mine", record.snapshot_id)
+
+    faultpoints.install(hook)
+    try:
+        report = enforce_quota(store, 1000)
+    finally:
+        faultpoints.install(None)
+    assert report.deleted == ids(other)
+    assert left(store) == ids(record)
 
 
 def test_what_frees_nothing_stays(store: Store) -> None:

@@ -85,6 +85,19 @@ def test_what_is_of_no_use(store: Store) -> None:
     assert usage(store).reclaimable.total_bytes == 0
 
 
+def test_a_draft_that_a_sandbox_writes_to_is_of_use(store: Store) -> None:
+    """A detached sandbox whose maker died in the middle of a checkpoint."""
+
+    def die_in_a_checkpoint() -> None:
+        draft = store.begin_layer(form="trusted")
+        draft.path.mkdir()
+        (draft.path / "data").write_bytes(b"x" * MB)
+        store.hold([Holder(new_id("sb"), layers=(draft.layer_id,))])
+
+    assert in_child(die_in_a_checkpoint) == 0
+    assert usage(store).reclaimable.total_bytes == 0
+
+
 def test_what_a_sandbox_alone_stands_on(store: Store) -> None:
     record = add_mb(store)
     store.hold([Holder(new_id("sb"), layers=record.layers)])
