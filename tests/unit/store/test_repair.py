@@ -20,7 +20,8 @@ from worldfork.store import faultpoints
 from worldfork.store.check import check
 from worldfork.store.leases import Holder
 from worldfork.store.repair import RepairReport, repair
-from worldfork.store.sealing import manifest_path, seal, share_equal
+from worldfork.store.sealing import manifest_path, seal
+from worldfork.store.sharing import share_equal
 from worldfork.store.store import Store
 
 STOPPED = 42
