@@ -106,10 +106,12 @@ static int take_user(const struct user *user, struct failure *failure)
 	failure->stage = STAGE_OTHER;
 	return 0;
 bad:
-	/* Both mean a user namespace that maps one id: setgroups is denied there. */
-	if (errno == EINVAL || errno == EPERM)
+	/* A user namespace that maps one id denies setgroups; others lack some. */
+	if (errno == EPERM)
 		return failed(failure,
 			      "this sandbox has a single user id, so only root can be used", NULL);
+	if (errno == EINVAL)
+		return failed(failure, "that id is beyond the range of ids of this sandbox", NULL);
 	return failed(failure, "cannot become the user", NULL);
 }
 

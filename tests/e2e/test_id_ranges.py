@@ -156,7 +156,7 @@ def test_a_snapshot_with_a_range_needs_it(person: Person) -> None:
     # By the account's name, and with more ids than before; and what had no range is restored with one.
     person.ranges(f"# comment\nother:1:2\nranger:{FIRST}:65535\nranger:{FIRST + 100000}:500\n")
     person.tells("restores", kept)
-    person.tells("restores", plain, "true")
+    person.tells("restores", plain, "echo here")
 
 
 @pytest.mark.timeout(300)

@@ -17,7 +17,7 @@ from pathlib import Path
 from worldfork import Sandbox
 from worldfork.content.ids import ids_of
 from worldfork.core import mapped
-from worldfork.core.errors import DriverUnavailable, FormatUnsupported, OutOfSpace
+from worldfork.core.errors import DriverUnavailable, FormatUnsupported, OutOfSpace, SandboxError
 from worldfork.core.settings import load_settings
 from worldfork.lineage.place import close_places, place
 
@@ -71,6 +71,7 @@ def owners() -> None:
     said(sandbox, CLOSED)
     assert said(sandbox, "id -u; id -g; id -G", user="12:34").split() == ["12", "34", "34"]
     assert said(sandbox, "touch /tmp/mine && stat -c %u:%g /tmp/mine", user="65534:65534") == "65534:65534"
+    assert "beyond the range" in str(refusal((SandboxError,), lambda: sandbox.run("true", user="65536")))
     assert not sandbox.sh("cat d/e/f", user="1001").ok
     assert not sandbox.sh("ls d", user="1000").ok
     assert said(sandbox, "cat /proc/self/setgroups; id -G").split() == ["allow", "0"]
@@ -115,7 +116,7 @@ def without(snapshot_id: str) -> None:
     sandbox = fresh()
     assert not place().driver.capabilities().other_users
     assert not sandbox.sh("touch f && chown 1:1 f").ok
-    assert "single user id" in sandbox.sh("id", user="1").stderr
+    assert "single user id" in str(refusal((SandboxError,), lambda: sandbox.sh("id", user="1")))
     assert place().store.snapshot(snapshot_id).snapshot_id == snapshot_id
     plain = sandbox.checkpoint()
     assert "ids" not in place().store.snapshot(plain.snapshot_id).facts
@@ -197,7 +198,7 @@ def refused_outside(snapshot_id: str) -> None:
         lambda: LayerStack(paths, "user"),
     )
     for call in calls:
-        assert "worldfork" in str(refusal((DriverUnavailable, FormatUnsupported), call))
+        assert getattr(refusal((DriverUnavailable, FormatUnsupported), call), "remedy", "")
 
 
 def doctor(words: str) -> None:
