@@ -13,7 +13,7 @@ import typer
 from worldfork.cli.boundary import OK, PARTIAL, exit_code, verb
 from worldfork.cli.printing import human_bytes, note, print_json, print_line, print_table, progress
 from worldfork.cli.sandboxes import AsJson
-from worldfork.core.errors import Corrupt
+from worldfork.core.errors import Corrupt, OutOfSpace
 from worldfork.core.settings import load_settings
 from worldfork.store.check import CheckReport, check
 from worldfork.store.exchange import fetch_layer
@@ -29,7 +29,12 @@ store = typer.Typer(help="Check what the store holds, repair it, keep it small."
 def _as_it_is() -> Iterator[Store]:
     """Open the store without forgetting what a crash of the machine made worthless: that, too, is to be seen."""
     settings = load_settings()
-    with closing(Store(open_home(settings), ttl_s=settings.lease_ttl_s)) as opened:
+    home = open_home(settings)
+    try:
+        found = Store(home, ttl_s=settings.lease_ttl_s)
+    except OutOfSpace:
+        found = Store.open(home, ttl_s=settings.lease_ttl_s)  # takes the space that is kept back for this
+    with closing(found) as opened:
         yield opened
 
 
