@@ -155,8 +155,16 @@ report = enforce_quota(store, 4 << 20)
 assert report.deleted[:1] == [records[0].snapshot_id] and report.failures == [], report
 assert report.over_bytes == 0, report
 fill()
-report = prune(store, KeepRules(last=1))
-assert report.failures == [], report
+import json, os
+here = str(place / "home")
+for verb in (["df"], ["tree"], ["prune", "--keep-last", "1", "--dry-run"], ["prune", "--keep-last", "1"]):
+    line = [sys.executable, "-c", "from worldfork.cli.main import main; main()", *verb, "--json"]
+    settings = {**os.environ, "WORLDFORK_HOME": here, "WORLDFORK_SCRATCH": here, "WORLDFORK_UPKEEP": "off"}
+    done = subprocess.run(line, capture_output=True, text=True, env=settings, check=False)
+    assert done.returncode == 0, (verb, done.stderr)
+    fill()
+said = json.loads(done.stdout)
+assert len(said["deleted"]) == 2 and said["layers"], said
 assert {record.snapshot_id for record in store.snapshots()} == {keep.snapshot_id, records[5].snapshot_id}
 fill()
 store.release(held)
