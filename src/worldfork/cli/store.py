@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from worldfork.cli.boundary import OK, PARTIAL, exit_code, verb
+from worldfork.cli.boundary import OK, PARTIAL, exit_code, use_id_range, verb
 from worldfork.cli.printing import human_bytes, note, print_json, print_line, print_table, progress
 from worldfork.cli.sandboxes import AsJson
 from worldfork.core.errors import Corrupt, OutOfSpace
@@ -51,6 +51,7 @@ def check_store(
     as_json: AsJson = False,
 ) -> int:
     """Compare all that the store says with what is there. Changes nothing, unless --repair is given."""
+    use_id_range()
     with _as_it_is() as opened:
         report = _checked(opened, read_data, as_json)
         if source is None or report.sound:
@@ -146,6 +147,7 @@ def _shown(text: str) -> str:
 @verb
 def upkeep(as_json: AsJson = False) -> int:
     """Seal, share, squash, keep the quota and collect, now and here. It also happens by itself in the background."""
+    use_id_range()
     settings = load_settings()
     with progress("at upkeep", quiet=as_json):
         with closing(Store.open(open_home(settings), ttl_s=settings.lease_ttl_s)) as opened:

@@ -9,11 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from worldfork.content.ids import is_seen_whole
-from worldfork.core import mapped
 from worldfork.core.errors import ConfigError, OutOfSpace
-from worldfork.store.home import Home
 from worldfork.store.store import Store
+from worldfork.store.with_ids import with_ids
 
 _log = logging.getLogger("worldfork")
 
@@ -133,19 +131,7 @@ def push_one(store: Store, snapshot_id: str, remote: str) -> None:
     """
     from worldfork.store.exchange import push
 
-    if all(is_seen_whole(store.layer_path(layer_id)) for layer_id in store.snapshot(snapshot_id).layers):
-        push(store, [snapshot_id], remote)
-    else:
-        mapped.run(_push_of, store.home, snapshot_id, remote)
-
-
-def _push_of(home: Home, snapshot_id: str, remote: str) -> None:
-    """Do as `push_one`, in a process that has the ids of the layers."""
-    store = Store.open(home)
-    try:
-        push_one(store, snapshot_id, remote)
-    finally:
-        store.close()
+    with_ids(store, [snapshot_id], push, [snapshot_id], remote)
 
 
 def check_level(level: str, remote: str) -> None:
