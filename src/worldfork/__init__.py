@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from worldfork.core.errors import ConfigError, NotFound, SandboxDied, SandboxError, WorldforkError
     from worldfork.lineage.asynchronous import AsyncSandbox
+    from worldfork.lineage.keeping import SnapshotStore
     from worldfork.lineage.snapshots import ForkResult, ForkResults, SnapshotInfo
     from worldfork.lineage.synchronous import Sandbox
     from worldfork.records.sandbox import OutputMode, ProcessInfo, ProcessStatus, SandboxInfo, SandboxStatus, StdinMode
@@ -25,13 +26,14 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncSandbox", "CheckpointType", "CommandExitReason", "CommandResult", "ConfigError", "ForkResult", "ForkResults",
     "NotFound", "OutputMode", "ProcessInfo", "ProcessStatus", "Sandbox", "SandboxDied", "SandboxError", "SandboxInfo",
-    "SandboxStatus", "SnapshotInfo", "SnapshotLevel", "SnapshotStatus", "SnapshotWaitCondition", "StdinMode",
-    "WorldforkError", "async_world", "world",
+    "SandboxStatus", "SnapshotInfo", "SnapshotLevel", "SnapshotStatus", "SnapshotStore", "SnapshotWaitCondition",
+    "StdinMode", "WorldforkError", "async_world", "world",
 ]
 
 _ROOMS = {
     "core.errors": ("ConfigError", "NotFound", "SandboxDied", "SandboxError", "WorldforkError"),
     "lineage.asynchronous": ("AsyncSandbox",),
+    "lineage.keeping": ("SnapshotStore",),
     "lineage.snapshots": ("ForkResult", "ForkResults", "SnapshotInfo"),
     "lineage.synchronous": ("Sandbox",),
     "records.sandbox": ("OutputMode", "ProcessInfo", "ProcessStatus", "SandboxInfo", "SandboxStatus", "StdinMode"),

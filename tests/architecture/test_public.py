@@ -32,6 +32,7 @@ PUBLIC = [
     "SnapshotInfo",
     "SnapshotLevel",
     "SnapshotStatus",
+    "SnapshotStore",
     "SnapshotWaitCondition",
     "StdinMode",
     "WorldforkError",

@@ -39,6 +39,15 @@ def check_id(prefix: str, text: object) -> str:
     return text
 
 
+def is_id(prefix: str, text: str) -> bool:
+    """Tell whether a text is an id with this prefix."""
+    try:
+        check_id(prefix, text)
+    except ConfigError:
+        return False
+    return True
+
+
 def content_id(*parts: bytes) -> str:
     """Return the SHA-256 of the parts as 64 hex digits.
 

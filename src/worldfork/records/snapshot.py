@@ -113,3 +113,23 @@ class SnapshotRecord:
         data = json.loads(text)
         data["layers"] = tuple(data["layers"])
         return cls(**data)
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """One path that is not the same in two snapshots."""
+
+    path: str
+    """From the root, with a leading slash."""
+    change: str
+    """"added", "removed" or "changed"."""
+    what: tuple[str, ...]
+    """Of a changed one: "kind", "content", "target", "device", "mode", "owner", "attributes", "time"."""
+    old_kind: str | None
+    """f file, d directory, l link, p FIFO, s socket, b or c device; None where there was nothing."""
+    new_kind: str | None
+    old_bytes: int | None
+    """Of a file's content, as is `new_bytes`."""
+    new_bytes: int | None
+    patch: bytes | None = None
+    """A unified diff, where one was asked for and both are text."""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from worldfork.core.errors import ConfigError, Corrupt, Locked, NotFound
-from worldfork.core.ids import check_id
+from worldfork.core.ids import check_id, is_id
 from worldfork.records.snapshot import SnapshotLevel, SnapshotRecord
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
@@ -200,6 +200,21 @@ class Snapshots(Readings):
         with self.database.read() as db:
             row = db.execute("SELECT snapshot_id FROM names WHERE name = ?", (name,)).fetchone()
         return None if row is None else str(row[0])
+
+    def id_of(self, snapshot: str) -> str:
+        """Return the id of the snapshot that a text means: its id, or a name of it.
+
+        Raises:
+            NotFound: there is none.
+        """
+        found = self.named(snapshot)
+        if found is None and is_id("sn", snapshot):
+            found = self.snapshot(snapshot).snapshot_id
+        if found is None:
+            raise NotFound(
+                f"there is no snapshot {snapshot!r}, neither an id nor a name", remedy="see `worldfork snapshots`"
+            )
+        return found
 
     def names(self) -> dict[str, str]:
         """Return every name and the id that it stands for."""
