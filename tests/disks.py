@@ -18,7 +18,6 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from types import ModuleType
 
@@ -49,8 +48,13 @@ class Kept:
         return "+".join(kept) or "nothing more"
 
 
-LOSSES = [Kept(*flags) for flags in product((False, True), repeat=3) if flags[0] or not flags[1]]
-"""All that is told apart; content without a name is nothing."""
+LOSSES = [
+    Kept(names=False, data=False, log=False),
+    Kept(names=False, data=False, log=True),
+    Kept(names=True, data=False, log=True),
+    Kept(names=True, data=True, log=False),
+]
+"""Nothing more than was asked for; metadata of what is not there, or is empty; what metadata knows nothing of."""
 NO_LOSS = Kept(names=True, data=True, log=True)
 """A dead process on a machine that goes on."""
 

@@ -141,12 +141,16 @@ def torn(store: Store, record: SnapshotRecord) -> list[str]:
         expected |= world_of(token) | {f"at-{token}/link": f"to-{token}".encode()}
     found: dict[str, bytes] = {}
     for layer_id in reversed(record.layers):
-        top = store.layer_path(layer_id)
-        if not top.is_dir():
+        top = os.fspath(store.layer_path(layer_id))
+        if not os.path.isdir(top):
             return [f"{record.snapshot_id}: {layer_id} is not there"]
-        for path in (path for path in top.rglob("*") if not path.is_dir() or path.is_symlink()):
-            data = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
-            found[str(path.relative_to(top))] = data
+        for directory, names, files in os.walk(top):
+            for path in (os.path.join(directory, name) for name in (*names, *files)):
+                if os.path.islink(path):
+                    found[path[len(top) + 1 :]] = os.fsencode(os.readlink(path))
+                elif os.path.isfile(path):
+                    with open(path, "rb") as file:
+                        found[path[len(top) + 1 :]] = file.read()
     wrong = sorted(path for path in expected.keys() | found.keys() if expected.get(path) != found.get(path))
     return [f"{record.snapshot_id}: {path} is wrong" for path in wrong]
 

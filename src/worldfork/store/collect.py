@@ -81,6 +81,7 @@ class Collecting(Sweeping):
 
     def _condemn(self) -> list[str]:
         unused, seen, rewrites = self._look()
+        fault("collect:looked")
         with self.database.write_lasting() as db:
             if _rewrites(db) != rewrites:
                 # Old snapshots stand on other layers now: look once more, while nobody can change that.
