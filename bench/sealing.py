@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Options, bar, figure, interleave, must, percentile, ratio, repeat, say, summary_ms
+from bench.harness import Options, bar, figure, interleave, must, repeat, say, summary_ms
 from bench.worlds import fork_and_first_result_s, inside, library
 
 FILES, BYTES = 11_000, 520_000_000
@@ -88,20 +88,27 @@ def run(options: Options) -> dict[str, Any]:
     values = {
         "files": sealed.entries,
         "logical_bytes": sealed.logical_bytes,
-        "copy_cpu_s": round(percentile(taken["copy"], 0.5), 3),
-        "seal_cpu_s": round(percentile(taken["seal"], 0.5), 3),
+        "copy_cpu_s": [round(each, 3) for each in taken["copy"]],
+        "seal_cpu_s": [round(each, 3) for each in taken["seal"]],
         "fork_alone": summary_ms(beside["alone"]),
         "fork_beside_a_seal": summary_ms(beside["sealing"]),
         "fork_beside_a_stopped_seal_ms": [round(each * 1e3, 3) for each in still],
         "one_seal_wall_s": round(alone_s, 3),
     }
     bars = [
-        bar("seal against cp -a, processor time, p50", ratio(taken["seal"], taken["copy"]), BAR, unit="ratio"),
+        bar(
+            "seal against cp -a, processor time, best of each",
+            min(taken["seal"]) / min(taken["copy"]),
+            BAR,
+            unit="ratio",
+        ),
         must("forks while the process that seals their layer stands still in it", len(still) == 3),
         must("the slowest fork beside a seal is faster than a seal", max(beside["sealing"]) < alone_s),
     ]
     title = f"sealing a layer of {count} files, {total / 1e6:.0f} MB"
-    return figure("sealing", title, values, bars, "cp without its writing to disk, which the kernel does later")
+    return figure(
+        "sealing", title, values, bars, "the best of each, since a busy machine makes cp look worse than it is"
+    )
 
 
 def _seal_s(layer_id: str) -> float:

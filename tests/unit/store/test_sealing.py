@@ -19,7 +19,7 @@ from worldfork.content import share
 from worldfork.content.layer import walk
 from worldfork.content.manifest import digest_of, read_manifest
 from worldfork.core.clock import ManualClock
-from worldfork.core.errors import Corrupt, NotFound, StoreError, WorldforkError
+from worldfork.core.errors import Corrupt, NotFound, OutOfSpace, StoreError, WorldforkError
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store import faultpoints, sealing
 from worldfork.store.sealing import manifest_path, seal, seal_all
@@ -121,6 +121,21 @@ def test_what_cannot_be_read_is_named_and_keeps_nothing_else(store: Store, monke
     monkeypatch.undo()
     assert seal_all(store).sealed == [bad]
     assert seal_all(store).sealed == []
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer_id = publish(store).layers[0]
+
+    def full(found: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(sealing, "write_manifest", full)
+    with pytest.raises(OutOfSpace):
+        seal(store, layer_id)
+    assert os.listdir(store.home.layers / layer_id) == ["fs"]
+    assert store.layer(layer_id).digest is None
+    assert store.holders() == []
 
 
 def test_it_stops_when_told(store: Store) -> None:
