@@ -244,5 +244,8 @@ def _as_record(state: str, text: str, level: str, digest: str | None, exported: 
         return dataclasses.replace(record, state=shown, level=level, digest=digest, exported=exported)
     except (ValueError, TypeError, KeyError) as error:
         raise Corrupt(
-            f"the record of a snapshot cannot be read: {error!r}", expected="a SnapshotRecord", actual=text[:200]
+            f"the record of a snapshot cannot be read: {error!r}",
+            remedy="`worldfork store check` names it, `worldfork snapshots rm` removes it",
+            expected="a SnapshotRecord",
+            actual=text[:200],
         ) from error
