@@ -37,9 +37,15 @@ def check_layer(store: Store, report: CheckReport, layer_id: str, read_data: boo
 
     Raises:
         NotFound: it is not there any more, or about to go.
-        StoreError: the metadata failed.
+        StoreError: the metadata failed, or its digest was changed meanwhile, as after a repair: look again.
     """
     row = _row(store, layer_id)
+    _check_row(store, report, layer_id, row, read_data)
+    if not report.sound and _row(store, layer_id).digest != row.digest:
+        raise StoreError(f"{layer_id} was sealed anew while it was looked at", layer_id=layer_id)
+
+
+def _check_row(store: Store, report: CheckReport, layer_id: str, row: _Row, read_data: bool) -> None:
     report.layers += 1
     place = store.layer_path(layer_id)
     found = _kind_of(place)

@@ -8,6 +8,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.full_layers import FORMS, OLD_NS, add_full, change, flip_a_bit, keeping_times
@@ -18,7 +19,7 @@ from worldfork.content.layer import NOBODY
 from worldfork.content.manifest import read_manifest
 from worldfork.core.clock import ManualClock
 from worldfork.core.ids import new_id
-from worldfork.store import faultpoints
+from worldfork.store import faultpoints, layer_check
 from worldfork.store.check import check
 from worldfork.store.findings import MOST_PER_SUBJECT, CheckReport
 from worldfork.store.leases import Holder
@@ -418,6 +419,27 @@ def test_a_check_that_stood_still_says_nothing_of_what_it_saw(store: Store, cloc
     assert report.sound
     assert "was not looked at" in report.notes[0]
     assert not check(store).sound
+
+
+def test_a_layer_that_is_sealed_anew_meanwhile_is_looked_at_again(
+    store: Store, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer_id = add_full(store, form).layers[0]
+    (store.layer_path(layer_id) / "extra").touch()
+    real = layer_check.walk
+    times = 0
+
+    def seal_anew(*arguments: Any, **options: Any) -> Any:
+        nonlocal times
+        times += 1
+        if times == 1:
+            change(store, "UPDATE layers SET digest = NULL WHERE layer_id = ?", layer_id)
+            seal(store, layer_id)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(layer_check, "walk", seal_anew)
+    assert lines(check(store)) == []
+    assert times == 2
 
 
 def test_two_checks_and_a_writer_in_another_process(store: Store) -> None:
