@@ -7,13 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from worldfork import Sandbox
+from worldfork import Sandbox, SnapshotStore
 from worldfork.cli.boundary import OK, PARTIAL, exit_code, verb
 from worldfork.cli.printing import print_error, print_json, print_line, print_table, progress
 from worldfork.cli.shapes import when
 from worldfork.core.errors import ConfigError, WorldforkError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text; errors too.")]
+
+
+def snapshot_id(text: str) -> str:
+    """Return the id of the snapshot that an argument means: an id as it is, or a name."""
+    return text if text.startswith("sn-") else SnapshotStore().find(text).snapshot_id
 
 
 def key_values(pairs: list[str]) -> dict[str, str]:
@@ -34,7 +39,7 @@ def key_values(pairs: list[str]) -> dict[str, str]:
 @verb
 def create(
     base: Annotated[str, typer.Option(help="What it starts from: host, or dir:/path of a root file system.")] = "host",
-    snapshot: Annotated[str | None, typer.Option(help="Restore this snapshot instead of starting from a base.")] = None,
+    snapshot: Annotated[str | None, typer.Option(help="Restore this snapshot, by id or name, instead of a base.")] = None,
     name: Annotated[str | None, typer.Option(help="A name to find it by.")] = None,
     network: Annotated[
         str | None, typer.Option(help="none or host. Default: host from a base, none from a snapshot.")
@@ -52,7 +57,7 @@ def create(
 ) -> None:
     """Start a sandbox that goes on after this command, and print its id."""
     options: dict[str, Any] = {
-        "snapshot_id": snapshot,
+        "snapshot_id": None if snapshot is None else snapshot_id(snapshot),
         "name": name,
         "network": network,
         "cpus": cpus,

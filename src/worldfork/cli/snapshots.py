@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from worldfork import ForkResult, Sandbox
+from worldfork import ForkResult, ForkResults, NotFound, Sandbox, SnapshotLevel
 from worldfork.cli.boundary import OK, PARTIAL, exit_code, verb
 from worldfork.cli.lookup import open_store
 from worldfork.cli.printing import human_bytes, note, print_error, print_json, print_line, print_table, progress
-from worldfork.cli.sandboxes import AsJson, remove_each
+from worldfork.cli.sandboxes import AsJson, remove_each, snapshot_id
 from worldfork.cli.shapes import error_shape, typed, when
 from worldfork.lineage.snapshots import snapshot_info
 from worldfork.store.family import state_of
@@ -25,13 +25,16 @@ def checkpoint(
         bool, typer.Option("--durable", help="Wait until a crash of the machine cannot lose it.")
     ] = False,
     label: Annotated[str | None, typer.Option(help="A note kept with the snapshot.")] = None,
+    level: Annotated[
+        SnapshotLevel, typer.Option(help="volatile: a throw-away; exported: copied to WORLDFORK_REMOTE too.")
+    ] = SnapshotLevel.LOCAL,
     timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 300.0,
     as_json: AsJson = False,
 ) -> None:
     """Freeze a sandbox's disk into a snapshot and print its id. The sandbox goes on."""
     with progress("checkpointing", quiet=as_json):
         info = Sandbox.connect(sandbox_id).checkpoint(
-            stop=stop, label=label, timeout=timeout, wait_until="completed" if durable else "local_ready"
+            stop=stop, label=label, level=level, timeout=timeout, wait_until="completed" if durable else "local_ready"
         )
     for warning in info.warnings:
         note(f"worldfork: {warning}")
@@ -110,10 +113,7 @@ def fork(
     """Make sandboxes that share one state and go on after this command, and print their ids."""
     options: dict[str, Any] = {"seeds": seed or None, "max_concurrency": concurrency, "detached": True}
     with progress(f"forking {count}", quiet=as_json):
-        if source.startswith("sn-"):
-            results = Sandbox.fork_snapshot(source, count, **options)
-        else:
-            results = Sandbox.connect(source).fork(count, **options)
+        results = _fork(source, count, options)
     if as_json:
         print_json([_shape(result) for result in results])
     for result in results:
@@ -124,6 +124,17 @@ def fork(
     if not results.errors:
         return OK
     return PARTIAL if results.sandboxes else exit_code(typed(results.errors[0]))
+
+
+def _fork(source: str, count: int, options: dict[str, Any]) -> ForkResults[Sandbox]:
+    """Fork what an argument means: a snapshot's id, a live sandbox, or a snapshot's name."""
+    if source.startswith("sn-"):
+        return Sandbox.fork_snapshot(source, count, **options)
+    try:
+        live = Sandbox.connect(source)
+    except NotFound:
+        return Sandbox.fork_snapshot(snapshot_id(source), count, **options)
+    return live.fork(count, **options)
 
 
 def _shape(result: ForkResult[Sandbox]) -> dict[str, Any]:

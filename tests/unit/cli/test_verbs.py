@@ -97,7 +97,7 @@ def test_checkpoint(library: Library, invoke: Invoke) -> None:
     result = invoke("checkpoint", "sb-a", "--durable", "--label", "first", "--stop")
     assert (result.exit_code, result.stdout) == (0, "sn-new\n")
     assert result.stderr == "worldfork: /dev/shm holds 1 file\n"
-    options = {"stop": True, "label": "first", "timeout": 300.0, "wait_until": "completed"}
+    options = {"stop": True, "label": "first", "level": "local", "timeout": 300.0, "wait_until": "completed"}
     assert library.calls == [("checkpoint", options)]
 
 
