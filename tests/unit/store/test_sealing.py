@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from tests.stores import add_snapshot, exit_code_of, in_child, record_of, start_child
 from tests.unit.content.test_share import image_of
 
@@ -392,3 +393,27 @@ def test_large_files_share_their_bytes_where_that_can_be(tmp_path: Path) -> None
     if done.returncode == 77:
         pytest.skip(f"XFS cannot be mounted from a file here: {done.stdout.strip()}")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.user
+def test_a_layer_that_its_sandbox_has_closed_is_sealed_and_stays_closed(store: Store) -> None:
+    draft = store.begin_layer(form="user")
+    (draft.path / "shut").mkdir(parents=True)
+    (draft.path / "shut" / "file").write_bytes(b"closed")
+    for path in (draft.path / "shut" / "file", draft.path / "shut", draft.path):
+        path.chmod(0)
+    store.publish(record_of((draft.layer_id,), form="user"), [draft.layer_id])
+    try:
+        report = seal_all(store)
+        assert (report.sealed, report.failures) == ([draft.layer_id], [])
+        assert draft.path.stat().st_mode & 0o7777 == 0
+        entries = list(read_manifest(manifest_path(store, draft.layer_id)))
+        assert [(entry.path, entry.mode, entry.uid) for entry in entries] == [
+            ("", 0, 0),
+            ("shut", 0, 0),
+            ("shut/file", 0, 0),
+        ]
+        assert entries[2].content == blake3(b"closed").hexdigest()
+    finally:
+        for path in (draft.path, draft.path / "shut"):
+            path.chmod(0o700)
