@@ -77,6 +77,13 @@ class Person:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip().rpartition("\n")[2]
 
+    def shell(self, *arguments: str, **environ: str) -> str:
+        """What a command of worldfork prints, which must come through."""
+        command = self.command(self.python, "-m", "worldfork.cli.main", *arguments, **environ)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
 
 def processes() -> list[str]:
     """What runs as the user or as one of its ids."""
@@ -182,21 +189,24 @@ def test_a_killed_owner_leaves_no_process(person: Person) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_the_command_line_sees_what_is_inside(person: Person) -> None:
+    kept = person.tells("keeps")
+    assert person.shell("cat", kept, "/workspace/d/e/f") == "it\n"
+    assert "---------" in person.shell("files", kept, "/workspace/d/e")
+    assert json.loads(person.shell("store", "upkeep", "--json"))["sealed"]
+    assert json.loads(person.shell("store", "check", "--read-data", "--json"))["sound"]
+    changed = person.tells("changes", kept)
+    assert [row["path"] for row in json.loads(person.shell("diff", kept, changed, "--json"))] == ["/workspace/d/e/f"]
+
+
+@pytest.mark.timeout(300)
 def test_an_archive_keeps_owners(person: Person) -> None:
     kept = person.tells("keeps")
     archive = person.directory / "tmp" / "archive"
-    worldfork = (person.python, "-m", "worldfork.cli.main")
     elsewhere = {"WORLDFORK_HOME": str(person.directory / "home" / "other")}
-    for arguments, environ in (
-        (("export", kept, str(archive)), {}),
-        (("import", str(archive), "--json"), elsewhere),
-        (("export", kept, f"{archive}.2"), elsewhere),
-    ):
-        command = person.command(*worldfork, *arguments, **environ)
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        if "--json" in arguments:
-            assert json.loads(done.stdout)["snapshot_id"] == kept
+    person.shell("export", kept, str(archive))
+    assert json.loads(person.shell("import", str(archive), "--json", **elsewhere))["snapshot_id"] == kept
+    person.shell("export", kept, f"{archive}.2", **elsewhere)
     assert archive.read_bytes() == Path(f"{archive}.2").read_bytes()
     person.tells("restores", kept, "stat -c %u:%g d/e/f | grep -x 33:44", **elsewhere)
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from worldfork import Sandbox
+from worldfork import Sandbox, SnapshotStore
 from worldfork.content.ids import ids_of
 from worldfork.core import mapped
 from worldfork.core.errors import DriverUnavailable, FormatUnsupported, OutOfSpace, SandboxError
@@ -131,6 +131,13 @@ def keeps() -> None:
     print(sandbox.checkpoint(stop=True).snapshot_id)
 
 
+def changes(snapshot_id: str) -> None:
+    """Leaves another snapshot behind, in which a file has another owner, and prints its id."""
+    sandbox = Sandbox.create(snapshot_id=snapshot_id, network="none")
+    said(sandbox, "chown 44:33 d/e/f")
+    print(sandbox.checkpoint(stop=True).snapshot_id)
+
+
 def restores(snapshot_id: str, *words: str) -> None:
     """A snapshot shows what `words` say."""
     sandbox = Sandbox.create(snapshot_id=snapshot_id, network="none")
@@ -169,12 +176,22 @@ def store() -> None:
     assert (seen["workspace/d"], seen["workspace/d/e/f"]) == ((1000, 1000, 0), (33, 44, 0))
     sealed = seal(here.store, layer)
     assert sealed.digest == mapped.run(stories.digest_of_layer, str(here.store.layer_path(layer)))
+    kept = SnapshotStore()
+    assert kept.read_file(second.snapshot_id, "/workspace/d/e/f") == b"it\n"
+    assert [entry.name for entry in kept.list_directory(second.snapshot_id, "/workspace/d/e")] == ["f"]
+    assert [change.path for change in kept.diff(first.snapshot_id, second.snapshot_id, "/workspace")] == [
+        "/workspace/z"
+    ]
+    digest = kept.digest(second.snapshot_id)
+    said(sandbox, "rmdir z && mkdir -m 0 z && chown 3:5 z && touch -d @1 z . && chown 3:4 z")
+    assert kept.digest(sandbox.checkpoint().snapshot_id) == digest
+    said(sandbox, "chown 3:5 z")
+    assert kept.digest(sandbox.checkpoint().snapshot_id) != digest
     stack = squash_now(here.store, record.layers, 2)
     assert len(stack) < len(record.layers), stack
     merged = next(layer_id for layer_id in stack if layer_id not in record.layers)
     seen = {entry.path: (entry.uid, entry.gid, entry.mode) for entry, _ in walk(here.store.layer_path(merged), "user")}
     assert (seen["workspace/d"], seen["workspace/z"]) == ((1000, 1000, 0), (3, 4, 0))
-    assert first.snapshot_id != second.snapshot_id
     ends(sandbox)
 
 

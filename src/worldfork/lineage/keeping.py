@@ -10,6 +10,7 @@ from worldfork.lineage.place import Place, place
 from worldfork.lineage.snapshots import SnapshotInfo, snapshot_info
 from worldfork.records.sandbox import DirectoryEntry
 from worldfork.records.snapshot import FileChange
+from worldfork.store.with_ids import with_ids
 
 if TYPE_CHECKING:
     from worldfork.content.entry import Entry
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from worldfork.store.family import Member
     from worldfork.store.findings import CheckReport
     from worldfork.store.prune import PruneReport
+    from worldfork.store.store import Store
     from worldfork.store.usage import Usage
 
 _NS = 1_000_000_000
@@ -116,7 +118,8 @@ class SnapshotStore:
         """Return the digest of the whole state: the same for the same tree, however it came about. Slow once."""
         from worldfork.store.state import digest_of
 
-        return digest_of(self._place.store, self._id(snapshot))
+        snapshot_id = self._id(snapshot)
+        return with_ids(self._place.store, [snapshot_id], digest_of, snapshot_id)
 
     def read_file(self, snapshot: str, path: str) -> bytes:
         """Return a file's content without starting a sandbox; links are followed inside the snapshot.
@@ -126,7 +129,8 @@ class SnapshotStore:
         """
         from worldfork.store.browse import read_file
 
-        return read_file(self._place.store, self._id(snapshot), path)
+        snapshot_id = self._id(snapshot)
+        return with_ids(self._place.store, [snapshot_id], read_file, snapshot_id, path)
 
     def list_directory(self, snapshot: str, path: str = "/") -> Sequence[DirectoryEntry]:
         """Return what is in a directory of a snapshot, without starting a sandbox.
@@ -134,10 +138,8 @@ class SnapshotStore:
         Raises:
             PathError: there is no such directory. NotFound: no such snapshot.
         """
-        from worldfork.store.browse import browsing
-
-        with browsing(self._place.store, self._id(snapshot)) as opened:
-            return [_shown(entry) for entry in opened.list(path)]
+        snapshot_id = self._id(snapshot)
+        return with_ids(self._place.store, [snapshot_id], _listed, snapshot_id, path)
 
     def diff(self, old: str, new: str, path: str = "/", *, patches: bool = False) -> Sequence[FileChange]:
         """Return what was added, changed and removed from one snapshot to another.
@@ -149,24 +151,8 @@ class SnapshotStore:
         Raises:
             NotFound, ConfigError: a snapshot is not there, or the two cannot be compared. PathError: no such path.
         """
-        from worldfork.content.compare import patch
-        from worldfork.store.browse import compared, comparing
-
-        store = self._place.store
-        with comparing(store, self._id(old), self._id(new)) as (before, after):
-            return [
-                FileChange(
-                    path="/" + change.path,
-                    change=change.how,
-                    what=change.what,
-                    old_kind=None if change.old is None else change.old.seen.kind,
-                    new_kind=None if change.new is None else change.new.seen.kind,
-                    old_bytes=change.old_bytes,
-                    new_bytes=change.new_bytes,
-                    patch=patch(before.view, after.view, change) if patches else None,
-                )
-                for change in compared(before, after, path)
-            ]
+        pair = self._id(old), self._id(new)
+        return with_ids(self._place.store, pair, _changed, *pair, path, patches)
 
     def export(self, snapshot: str, archive: BinaryIO) -> Exported:
         """Write a snapshot with all that it needs as one archive: the same bytes for the same stored snapshot."""
@@ -189,7 +175,8 @@ class SnapshotStore:
         """Copy snapshots to a directory or `s3://bucket/prefix`: only layers that are not there yet."""
         from worldfork.store.exchange import push
 
-        return push(self._place.store, [self._id(one) for one in snapshots], self._remote(remote))
+        ids = [self._id(one) for one in snapshots]
+        return with_ids(self._place.store, ids, push, ids, self._remote(remote))
 
     def pull(self, snapshot_ids: Sequence[str], remote: str | None = None) -> Sequence[SnapshotInfo]:
         """Copy snapshots from a remote: only layers that are not here yet. They are durable when this returns."""
@@ -207,6 +194,33 @@ class SnapshotStore:
 
     def _id(self, snapshot: str) -> str:
         return self._place.store.id_of(snapshot)
+
+
+def _listed(store: Store, snapshot_id: str, path: str) -> Sequence[DirectoryEntry]:
+    from worldfork.store.browse import browsing
+
+    with browsing(store, snapshot_id) as opened:
+        return [_shown(entry) for entry in opened.list(path)]
+
+
+def _changed(store: Store, old_id: str, new_id: str, path: str, patches: bool) -> Sequence[FileChange]:
+    from worldfork.content.compare import patch
+    from worldfork.store.browse import compared, comparing
+
+    with comparing(store, old_id, new_id) as (before, after):
+        return [
+            FileChange(
+                path="/" + change.path,
+                change=change.how,
+                what=change.what,
+                old_kind=None if change.old is None else change.old.seen.kind,
+                new_kind=None if change.new is None else change.new.seen.kind,
+                old_bytes=change.old_bytes,
+                new_bytes=change.new_bytes,
+                patch=patch(before.view, after.view, change) if patches else None,
+            )
+            for change in compared(before, after, path)
+        ]
 
 
 def _shown(entry: Entry) -> DirectoryEntry:
