@@ -211,6 +211,22 @@ def test_an_archive_keeps_owners(person: Person) -> None:
     person.tells("restores", kept, "stat -c %u:%g d/e/f | grep -x 33:44", **elsewhere)
 
 
+@pytest.mark.timeout(300)
+def test_programs_move_snapshots(person: Person) -> None:
+    kept = person.tells("keeps")
+    archive, remote = str(person.directory / "tmp" / "archive"), str(person.directory / "tmp" / "remote")
+    person.tells("moves", kept, archive, remote)
+    for number, source in enumerate((archive, remote)):
+        person.tells("arrives", kept, source, WORLDFORK_HOME=str(person.directory / "home" / f"other{number}"))
+    # Without the range what belongs to others is refused by its path, and nothing stays of it.
+    command = person.command(
+        person.python, "-m", "worldfork.cli.main", "import", archive, WORLDFORK_ID_RANGE="off",
+        WORLDFORK_HOME=str(person.directory / "home" / "last"),
+    )  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
+    assert (done.returncode, "workspace/d" in done.stderr) == (2, True), done.stderr
+
+
 def test_maps_are_told_apart() -> None:
     small = IdMap((Extent(0, 1000, 1), Extent(1, 100000, 2000)), (Extent(0, 1000, 1), Extent(1, 100000, 2000)))
     large = IdMap((Extent(0, 1000, 1), Extent(1, 100000, 65535)), (Extent(0, 1000, 1), Extent(1, 100000, 65535)))

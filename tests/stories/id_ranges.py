@@ -138,6 +138,25 @@ def changes(snapshot_id: str) -> None:
     print(sandbox.checkpoint(stop=True).snapshot_id)
 
 
+def moves(snapshot_id: str, archive: str, remote: str) -> None:
+    """A snapshot goes to another home by a program, as an archive and by a remote; its files keep their owners."""
+    kept = SnapshotStore()
+    with open(archive, "wb") as file:
+        kept.export(snapshot_id, file)
+    kept.push([snapshot_id], remote)
+
+
+def arrives(snapshot_id: str, source: str) -> None:
+    """The other end of `moves`."""
+    kept = SnapshotStore()
+    if os.path.isdir(source):
+        kept.pull([snapshot_id], source)
+    else:
+        with open(source, "rb") as file:
+            kept.import_(file)
+    restores(snapshot_id, "stat -c %u:%g d/e/f | grep -x 33:44")
+
+
 def restores(snapshot_id: str, *words: str) -> None:
     """A snapshot shows what `words` say."""
     sandbox = Sandbox.create(snapshot_id=snapshot_id, network="none")

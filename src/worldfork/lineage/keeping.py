@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, BinaryIO
 
 from worldfork.core.errors import ConfigError
 from worldfork.lineage.place import Place, place
 from worldfork.lineage.snapshots import SnapshotInfo, snapshot_info
 from worldfork.records.sandbox import DirectoryEntry
-from worldfork.records.snapshot import FileChange
-from worldfork.store.with_ids import with_ids
+from worldfork.records.snapshot import FileChange, SnapshotRecord
+from worldfork.store.failures import typed
+from worldfork.store.with_ids import with_ids, with_range
 
 if TYPE_CHECKING:
     from worldfork.content.entry import Entry
@@ -169,7 +172,12 @@ class SnapshotStore:
         from worldfork.store.arrival import import_snapshot
 
         here = self._place
-        return snapshot_info(import_snapshot(here.store, archive, here.driver.form))
+        if not here.driver.ids:
+            return snapshot_info(import_snapshot(here.store, archive, here.driver.form))
+        with typed("the archive cannot be kept"), NamedTemporaryFile(dir=here.home.tmp) as file:
+            shutil.copyfileobj(archive, file)
+            file.flush()
+            return snapshot_info(with_range(here.store, _imported, file.name, here.driver.form))
 
     def push(self, snapshots: Sequence[str], remote: str | None = None) -> PushReport:
         """Copy snapshots to a directory or `s3://bucket/prefix`: only layers that are not there yet."""
@@ -183,7 +191,8 @@ class SnapshotStore:
         from worldfork.store.exchange import pull
 
         here = self._place
-        records = pull(here.store, list(snapshot_ids), self._remote(remote), here.driver.form)
+        wanted = list(snapshot_ids), self._remote(remote), here.driver.form
+        records = with_range(here.store, pull, *wanted) if here.driver.ids else pull(here.store, *wanted)
         return [snapshot_info(record) for record in records]
 
     def _remote(self, remote: str | None) -> str:
@@ -194,6 +203,13 @@ class SnapshotStore:
 
     def _id(self, snapshot: str) -> str:
         return self._place.store.id_of(snapshot)
+
+
+def _imported(store: Store, archive: str, form: str) -> SnapshotRecord:
+    from worldfork.store.arrival import import_snapshot
+
+    with open(archive, "rb") as source:
+        return import_snapshot(store, source, form)
 
 
 def _listed(store: Store, snapshot_id: str, path: str) -> Sequence[DirectoryEntry]:

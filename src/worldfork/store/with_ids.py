@@ -37,6 +37,14 @@ def with_ids(
     layers = {layer_id for snapshot_id in snapshot_ids for layer_id in store.snapshot(snapshot_id).layers}
     if own_map() or all(is_seen_whole(store.layer_path(layer_id)) for layer_id in layers):
         return function(store, *args, **kwargs)
+    return with_range(store, function, *args, **kwargs)
+
+
+def with_range(store: Store, function: Callable[Concatenate[Store, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Call `function(store, ...)` in a process that has this user's range of ids, to write what may have them.
+
+    Args and errors: as `with_ids`.
+    """
     return cast(_T, mapped.run(_in_home, store.home, function, args, kwargs))
 
 
