@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import errno
+import itertools
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from worldfork.content.entry import Entry, encode
+from worldfork.content.entry import Entry, decode, encode
 from worldfork.content.failures import naming
-from worldfork.content.layer import NOBODY
+from worldfork.content.mapped import NOBODY, lines_of
 from worldfork.content.stack import LayerStack, Node
+from worldfork.core.errors import StoreError
 
 _MOST_LINKS = 40
 """What the kernel follows in one path."""
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 _BATCH = 512
+_CHUNK_BYTES = 1 << 20
 
 Known = Mapping[str, str]
 """Of a layer that was sealed: the content hash of each of its files, by path."""
@@ -166,6 +170,19 @@ class MergedView:
         Raises:
             OutOfSpace, StoreError: something cannot be read; `path` and `errno` are fields.
         """
+        found = 0
+        try:
+            for entry in self._walk(hashed):
+                yield entry
+                found += 1
+            return
+        except StoreError as error:
+            if not self._is_closed(error.fields.get("errno")):
+                raise
+        for line in itertools.islice(self._mapped("_entries", "hashed" * hashed), found, None):
+            yield decode(line)
+
+    def _walk(self, hashed: bool) -> Iterator[Entry]:
         describing = Describing(self.form)
         contents: dict[str, str] = {}
         for node in self.nodes():
@@ -197,6 +214,27 @@ class MergedView:
             finally:
                 os.close(fd)
 
+    def read(self, node: Node) -> Iterator[bytes]:
+        """Yield the content of a file, piece by piece; also of one that its owner has closed to himself.
+
+        Raises:
+            OSError: as `open`.
+        """
+        try:
+            fd = self.open_node(node)
+        except PermissionError as error:
+            if not self._is_closed(error.errno):
+                raise
+        else:
+            try:
+                while data := os.read(fd, _CHUNK_BYTES):
+                    yield data
+            finally:
+                os.close(fd)
+            return
+        for line in self._mapped("_content", node.path):
+            yield base64.b64decode(line)
+
     def open(self, path: str) -> int:
         """Open the file at a path for reading, no link followed; the descriptor is the caller's.
 
@@ -217,11 +255,33 @@ class MergedView:
         except PermissionError:  # somebody else's, whose access time is not ours to spare
             return self.stack.open(node.layer, node.inside, _READ)
 
+    def _is_closed(self, number: object) -> bool:
+        """Whether a refusal is one that an ordinary user has put up against himself."""
+        return number == errno.EACCES and self.form == "user" and os.geteuid() != 0
+
+    def _mapped(self, function: str, *arguments: str) -> Iterator[bytes]:
+        """Have a function of this module do its work where this user is root."""
+        return lines_of(__name__, function, self.form, *arguments, *map(str, self.stack.layers))
+
     def _below(self, node: Node, name: str) -> Node | None:
         if node.seen.kind != "d":
             return None
         found = self.stack.child(node, name)
         return None if found is None or found.seen.kind == "w" else found
+
+
+def _entries(form: str, hashed: str, *layers: str) -> Iterator[bytes]:
+    for entry in MergedView([Path(layer) for layer in layers], form).walk(hashed=bool(hashed)):
+        yield encode(entry)
+
+
+def _content(form: str, path: str, *layers: str) -> Iterator[bytes]:
+    view = MergedView([Path(layer) for layer in layers], form)
+    with naming(path, "read"):
+        fd = view.open(path)
+    with open(fd, "rb") as file:
+        while data := file.read(_CHUNK_BYTES):
+            yield base64.b64encode(data) + b"\n"
 
 
 def state_digest(view: MergedView, base_fingerprint: str = "") -> str:

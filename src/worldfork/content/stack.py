@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from worldfork.content.ids import expect_seen_whole
+from worldfork.content.mapped import value_inside
 from worldfork.content.marks import is_mark, mark, name_inside
 from worldfork.core.beneath import open_beneath
 from worldfork.core.errors import Corrupt
@@ -98,6 +99,8 @@ class LayerStack:
             expect_seen_whole(layer)
         self.form = form
         self._ends = ends
+        # An ordinary user is root inside, and sees himself named from outside.
+        self._ids = (os.geteuid(), os.getegid()) if form == "user" and os.geteuid() != 0 else None
         self._whole = tuple((layer, "") for layer in range(len(self.layers)))
 
     def root(self) -> Node:
@@ -268,6 +271,8 @@ class LayerStack:
         for name in os.listxattr(place, follow_symlinks=follow):
             value = os.getxattr(place, name, follow_symlinks=follow)
             if not is_mark(name, self.form):
+                if self._ids is not None:
+                    value = value_inside(name, value, *self._ids)
                 xattrs.append((name_inside(name, self.form), value))
             elif name == mark("opaque", self.form):
                 opaque = kind == "d" and value == b"y"

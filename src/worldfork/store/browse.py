@@ -19,8 +19,6 @@ from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.store import Store
 
-_CHUNK_BYTES = 1 << 20
-
 
 class Browsed:
     """A snapshot that is being looked into; made by `browsing`.
@@ -71,28 +69,17 @@ class Browsed:
                 return [describing.entry(node)]
             return [describing.entry(child) for child in self.view.children(node)]
 
-    @contextmanager
-    def open(self, path: str) -> Iterator[int]:
-        """Yield a descriptor of a file, for reading.
+    def chunks(self, path: str) -> Iterator[bytes]:
+        """Yield the content of a file, piece by piece.
 
         Raises:
-            PathError: as `node`; EISDIR for a directory, EINVAL for anything else that is no file, EACCES where its
-                permissions are closed to this user.
+            PathError: as `node`; EISDIR for a directory, EINVAL for anything else that is no file, EACCES for one of
+                another user.
             OutOfSpace, StoreError: a layer cannot be read.
         """
         node = self.node(path)
         with self._errors(path, "read"):
-            fd = self.view.open_node(node)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
-
-    def chunks(self, path: str) -> Iterator[bytes]:
-        """Yield the content of a file, piece by piece; errors as `open`."""
-        with self.open(path) as fd:
-            while data := os.read(fd, _CHUNK_BYTES):
-                yield data
+            yield from self.view.read(node)
 
     def _pass(self, node: Node) -> None:
         if node.path in self._mounted:
@@ -197,7 +184,7 @@ def read_file(store: Store, snapshot_id: str, path: str) -> bytes:
     """Return the content of a file of a snapshot, links followed inside it.
 
     Raises:
-        NotFound, PathError, ConfigError, OutOfSpace, StoreError: as `browsing` and `Browsed.open`.
+        NotFound, PathError, ConfigError, OutOfSpace, StoreError: as `browsing` and `Browsed.chunks`.
     """
     with browsing(store, snapshot_id) as snapshot:
         return b"".join(snapshot.chunks(path))
