@@ -27,9 +27,7 @@ def mounts() -> Iterator[Program]:
 
 
 def layers_of(form: str) -> st.SearchStrategy[Any]:
-    # A layer of a user's form that is written anew cannot have capabilities.
-    found = operations_for(form).filter(lambda operation: form == "trusted" or operation[0] != "capability")
-    return st.lists(st.lists(found, min_size=1, max_size=12), min_size=1, max_size=5)
+    return st.lists(st.lists(operations_for(form), min_size=1, max_size=12), min_size=1, max_size=5)
 
 
 def build(mounts: Program, place: Path, form: str, scenario: Any) -> list[Path]:

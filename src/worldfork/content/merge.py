@@ -43,8 +43,10 @@ def merge_layers(layers: Sequence[Path], target: Path, form: str, *, ends: bool 
     try:
         _merge(layers, target, form, ends)
         return
-    except StoreError as error:
-        if form != "user" or os.geteuid() == 0 or error.fields.get("errno") != errno.EACCES:
+    except (StoreError, ConfigError) as error:
+        # What is closed to its owner, and what only root of a namespace may set.
+        refused = isinstance(error, ConfigError) or error.fields.get("errno") == errno.EACCES
+        if form != "user" or os.geteuid() == 0 or not refused:
             raise
     remove_tree(target)
     for _ in lines_of(__name__, "_merge_mapped", form, "ends" * ends, str(target), *map(str, layers)):
@@ -59,7 +61,7 @@ def _merge_mapped(form: str, ends: str, target: str, *layers: str) -> Iterator[b
 def _merge(layers: Sequence[Path], target: Path, form: str, ends: bool) -> None:
     stack = LayerStack(layers, form, ends=ends)
     describing = Describing(form)
-    with Writer(target, form) as writer:
+    with Writer(target, form, made_here=True) as writer:
         for node, above in _walk(stack):
             entry = _marked(describing.entry(node), node, above)
             if entry.kind != "f" or entry.link:

@@ -32,12 +32,15 @@ class Writer:
         target: the directory to make; its parent exists and is trusted.
         form: "trusted" or "user": what the layer's overlay reads, and how owners inside are kept.
         checked: whether to compare the bytes of contents that come as chunks with the entry's `content`.
+        made_here: whether the entries are of layers of this very form and machine, so that no attribute is refused
+            unless the kernel does.
     Raises:
         OutOfSpace, StoreError: the target cannot be made.
     """
 
-    def __init__(self, target: Path, form: str, *, checked: bool = False) -> None:
+    def __init__(self, target: Path, form: str, *, checked: bool = False, made_here: bool = False) -> None:
         self._form = form
+        self._foreign = ("trusted.", "security.") if form == "user" and not made_here else ()
         self._checked = checked
         self._is_root = os.geteuid() == 0
         self._owner = (os.geteuid(), os.getegid())
@@ -264,7 +267,7 @@ class Writer:
 
     def _set_xattrs(self, entry: Entry, where: int | str) -> None:
         for name, value in entry.xattrs:
-            if self._form == "user" and name.startswith(("trusted.", "security.")):
+            if name.startswith(self._foreign):
                 raise self._refused(entry, f"it has the attribute {name}")
             try:
                 stored = value if self._is_root else value_outside(name, value, *self._owner)

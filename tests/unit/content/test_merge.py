@@ -225,6 +225,23 @@ def test_what_a_run_makes_and_deletes_is_not_listed(mounts: Program, directory: 
     expect_same(shown, seen_by_kernel(mounts, directory / "point", stood, form), "merged")
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_capabilities_stay(mounts: Program, directory: Path, form: str) -> None:
+    """A sandbox of an ordinary user sets them as root of its namespace; outside, its user may not."""
+    steps: list[list[Operation]] = [
+        [("mkdir", "sub", 0o755)],
+        [("write", "sub/ping", 1, 10, "create"), ("capability", "sub/ping")],
+        [("write", "sub/other", 1, 10, "create")],
+    ]
+    stack = stack_of(mounts, directory / "stack", form, steps)
+    shown = seen_by_kernel(mounts, directory / "point", stack.layers, form)
+    assert "security.capability" in shown["sub/ping"]["xattrs"]
+    expect_same(shown, seen_by_us(stack.layers, form), "our own lookup")
+    merge_layers(stack.layers[:2], directory / "merged", form)
+    stood = [directory / "merged", stack.layers[2]]
+    expect_same(shown, seen_by_kernel(mounts, directory / "point", stood, form), "merged")
+
+
 def test_nothing_to_merge(directory: Path) -> None:
     with pytest.raises(ConfigError):
         merge_layers([], directory / "merged", FORMS[-1])
