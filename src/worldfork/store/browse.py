@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from worldfork.content.compare import Change, compare
 from worldfork.content.entry import Entry
 from worldfork.content.failures import naming
+from worldfork.content.manifest import read_manifest
 from worldfork.content.merged import Describing, MergedView
 from worldfork.content.stack import Node
-from worldfork.core.errors import ConfigError, PathError
-from worldfork.records.snapshot import SnapshotRecord
+from worldfork.core.errors import ConfigError, Corrupt, PathError
+from worldfork.records.snapshot import LayerRecord, SnapshotRecord
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
+from worldfork.store.sealing import manifest_path
 from worldfork.store.store import Store
 
 
@@ -177,7 +180,37 @@ def _browsed(store: Store, record: SnapshotRecord, layers: Sequence[str]) -> Bro
         if not os.path.isdir(base):
             raise ConfigError(f"the base {base} of {record.snapshot_id} is gone", remedy="put it back, or build anew")
         places.append(Path(base))
-    return Browsed(record, MergedView(places, record.form))
+    known = [_SealedContent(store, store.layer(layer_id)) for layer_id in layers]
+    return Browsed(record, MergedView(places, record.form, known))
+
+
+class _SealedContent(Mapping[str, str]):
+    """The content hashes of a layer's files by path, from its manifest, which is read when the first is asked for.
+
+    Empty where the layer is not sealed or its manifest is damaged: then the files themselves tell.
+    """
+
+    def __init__(self, store: Store, record: LayerRecord) -> None:
+        self._place = manifest_path(store, record.layer_id)
+        self._digest = record.digest
+
+    @functools.cached_property
+    def _hashes(self) -> dict[str, str]:
+        if self._digest is None:
+            return {}
+        try:
+            return {entry.path: entry.content for entry in read_manifest(self._place, self._digest) if entry.content}
+        except (Corrupt, OSError):
+            return {}
+
+    def __getitem__(self, path: str) -> str:
+        return self._hashes[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._hashes)
+
+    def __len__(self) -> int:
+        return len(self._hashes)
 
 
 def read_file(store: Store, snapshot_id: str, path: str) -> bytes:

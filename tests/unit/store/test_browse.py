@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from tests.stores import record_of
 
+from worldfork.content.merged import state_digest
 from worldfork.core.errors import ConfigError, NotFound, PathError
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store.browse import browsing, compared, comparing, read_file
+from worldfork.store.sealing import manifest_path, seal
 from worldfork.store.store import Store
 
 FORM = "trusted" if os.geteuid() == 0 else "user"
@@ -114,6 +116,26 @@ def test_two_snapshots_compared(store: Store) -> None:
             with pytest.raises(PathError) as caught:
                 list(compared(before, after, path))
             assert caught.value.errno == number
+
+
+def test_what_was_sealed_is_not_read_again(store: Store) -> None:
+    record = publish(store, {"a": "1", "sub/b": "2"})
+    seal(store, record.layers[0])
+    digests = []
+    path = store.layer_path(record.layers[0]) / "sub" / "b"
+    info = path.stat()
+    manifest = manifest_path(store, record.layers[0])
+    for step in ("as it was", "changed behind its back", "manifest damaged", "no manifest"):
+        if step == "changed behind its back":
+            path.write_text("3")
+            os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+        elif step == "manifest damaged":
+            manifest.write_bytes(manifest.read_bytes()[:-4])
+        elif step == "no manifest":
+            manifest.unlink()
+        with browsing(store, record.snapshot_id) as snapshot:
+            digests.append(state_digest(snapshot.view))
+    assert digests[0] == digests[1] != digests[2] == digests[3]
 
 
 @pytest.mark.root
