@@ -197,6 +197,10 @@ def test_the_command_line_sees_what_is_inside(person: Person) -> None:
     assert json.loads(person.shell("store", "check", "--read-data", "--json"))["sound"]
     changed = person.tells("changes", kept)
     assert [row["path"] for row in json.loads(person.shell("diff", kept, changed, "--json"))] == ["/workspace/d/e/f"]
+    subprocess.run(person.command("rm", "-rf", str(person.home)), capture_output=True, check=False)
+    assert person.home.exists()
+    subprocess.run(person.command(person.python, "-m", "worldfork.core.remove", str(person.home)), cwd=ROOT, check=True)
+    assert not person.home.exists()
 
 
 @pytest.mark.timeout(300)

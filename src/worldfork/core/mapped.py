@@ -175,6 +175,11 @@ def namespace() -> int:
     return _mapped.namespace()
 
 
+def likely_map() -> IdMap | Lacking:
+    """Return the map of that namespace, or the one that it would get if it was made now."""
+    return _mapped.map or find_id_map()
+
+
 def present_map() -> IdMap:
     """Return the map of that namespace.
 

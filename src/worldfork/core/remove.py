@@ -3,6 +3,8 @@
 A sandbox's files are hostile: links that point at the host, directories nested deeper than any stack, directories
 without permissions. And a mistake of ours must not be worse than a leak: where something is mounted inside the tree,
 that place is refused and what is mounted there is left alone.
+
+`python -m worldfork.core.remove DIRECTORY...` removes what `rm -r` may not, such as a home with files of other ids.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from pathlib import Path
 
 from worldfork.core.beneath import open_beneath
@@ -213,3 +216,11 @@ def _allow(fd: int) -> None:
         os.fchmod(fd, 0o700)
     except PermissionError:
         pass  # somebody else's directory; the removals in it will tell
+
+
+if __name__ == "__main__":
+    # By its own name, under which another process finds it.
+    from worldfork.core.remove import remove_tree as _remove_tree
+
+    for _name in sys.argv[1:]:
+        _remove_tree(Path(_name).absolute())

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from worldfork.core import mapped
-from worldfork.core.errors import LaunchFailed, NotCapturable, SandboxDied
+from worldfork.core.errors import DriverUnavailable, LaunchFailed, NotCapturable, SandboxDied
 from worldfork.core.settings import Settings
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox import wire
@@ -99,12 +99,22 @@ class NamespaceDriver:
             items, fds = [("form", self.form), ("net", network)], {_OWNER_FD: owner}
             if self.ids:
                 items.append(("ids", "range"))
-                fds[_IDS_FD] = mapped.namespace()
+                fds[_IDS_FD] = self._namespace()
             pid, sock = spawn("launch", encode_plan(items), fds)
         finally:
             os.close(owner)
         sock.setblocking(False)
         return Begun(pid, sock)
+
+    def _namespace(self) -> int:
+        """Return the user namespace whose map sandboxes get: that which snapshots will say."""
+        namespace = mapped.namespace()
+        if mapped.present_map().text != self.ids:
+            raise DriverUnavailable(
+                "the range of ids in /etc/subuid or /etc/subgid was changed while this program ran",
+                remedy="start the program again",
+            )
+        return namespace
 
     async def abandon(self, begun: Begun) -> None:
         """Take back a start that was begun."""

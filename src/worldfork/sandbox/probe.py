@@ -149,14 +149,12 @@ def proved_ids(settings: Settings, form: str, proof: Path, top: Path) -> str:
         proof: the file that says that it was tried.
         top: a directory to try it in.
     """
-    found = find_id_map() if settings.id_range == "auto" and form == "user" else None
+    found = mapped.likely_map() if settings.id_range == "auto" and form == "user" else None
     if not isinstance(found, IdMap):
         return ""
-    tools = [os.stat(tool(name) or "/").st_mtime_ns for name in ("newuidmap", "newgidmap")]
-    word = f"{boot_id()} {tools} {found.text}\n"
     try:
-        if mapped.present_map() != found:
-            return ""  # the files changed since this process began
+        tools = [os.stat(tool(name) or "/").st_mtime_ns for name in ("newuidmap", "newgidmap")]
+        word = f"{boot_id()} {tools} {found.text}\n"
         if proof.exists() and proof.read_text() == word:
             return found.text
         result = _try_in_thread(top, settings)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from worldfork.core.errors import OutOfSpace, StoreError
+from worldfork.content.ids import with_ids
+from worldfork.core.errors import OutOfSpace, StoreError, WorldforkError
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.store import Store
@@ -189,7 +190,11 @@ def measure_layers(store: Store) -> dict[str, Size]:
     found: dict[str, Size] = {}
     noted: list[tuple[int, int, str]] = []
     for (layer_id,) in rows:
-        size = tree_size(store.layer_path(layer_id))
+        place = store.layer_path(layer_id)
+        try:
+            size = with_ids([place], tree_size, place)
+        except WorldforkError:
+            size = None  # of a range of ids that this user has not got
         if size is not None:
             found[layer_id] = size
             noted.append((*size, layer_id))
