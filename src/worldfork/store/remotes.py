@@ -26,6 +26,8 @@ from worldfork.store.faultpoints import fault
 _S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?")
 _PART_BYTES = 8 << 20
 _AHEAD = 3  # parts that are being fetched at a time
+_s3_process = 0
+"""The process whose threads serve requests to S3: a child that it forks has none of them, and would wait for ever."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -66,7 +68,10 @@ def open_remote(text: str, *, make: bool = False) -> Remote:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.is_dir():
             raise ConfigError(f"there is no directory {path}", remedy="give a directory or s3://bucket/prefix")
-    return DirectoryRemote(path)
+        remote = DirectoryRemote(path)
+        if make:
+            remote.sweep()
+        return remote
 
 
 class DirectoryRemote:
@@ -74,7 +79,7 @@ class DirectoryRemote:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._swept = False
+        self._drafts = root / "drafts"
 
     @property
     def where(self) -> str:
@@ -101,11 +106,9 @@ class DirectoryRemote:
         """Write a temporary file, bring it to disk, and give it its name if that is free."""
         path = self._root / name
         with typed(f"{name} cannot be written to {self._root}"):
-            drafts = self._root / "drafts"
-            for directory in (drafts, path.parent):
+            for directory in (self._drafts, path.parent):
                 directory.mkdir(mode=0o700, exist_ok=True)
-            self._sweep(drafts)
-            draft = drafts / secrets.token_hex(16)
+            draft = self._drafts / secrets.token_hex(16)
             with open(draft, "xb", buffering=0) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)  # says that somebody alive is at it
                 try:
@@ -122,15 +125,14 @@ class DirectoryRemote:
                     with suppress(FileNotFoundError):
                         draft.unlink()
 
-    def _sweep(self, drafts: Path) -> None:
-        """Remove what died in the making, once."""
-        if self._swept:
+    def sweep(self) -> None:
+        """Remove what died in the making."""
+        if not self._drafts.is_dir():
             return
-        self._swept = True
-        for name in os.listdir(drafts):
-            with suppress(OSError), open(drafts / name, "rb") as file:
+        for name in os.listdir(self._drafts):
+            with suppress(OSError), open(self._drafts / name, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(drafts / name)
+                os.unlink(self._drafts / name)
 
 
 def _name(draft: Path, path: Path) -> bool:
@@ -180,6 +182,8 @@ class S3Remote:
             raise ConfigError(
                 "S3 needs the package obstore, which is not installed", remedy="pip install 'worldfork[s3]'"
             ) from error
+        global _s3_process
+        _s3_process = _s3_process or os.getpid()
         self.where = url.rstrip("/")
         """The address."""
         self._calls: Any = obstore
@@ -256,6 +260,11 @@ class S3Remote:
 
     @contextmanager
     def _typed(self, name: str) -> Iterator[None]:
+        if _s3_process != os.getpid():
+            raise StoreError(
+                "this process was forked by one that has used S3, and cannot use it itself",
+                remedy="start it anew, as multiprocessing does with 'spawn', or push and pull before the fork",
+            )
         refused = (
             self._calls.exceptions.PermissionDeniedError,
             self._calls.exceptions.UnauthenticatedError,
