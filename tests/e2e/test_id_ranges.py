@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.roots import make_small_root
 from tests.stories.id_ranges import FIRST
 
 from worldfork.core.idmap import Extent, IdMap, covers, find_id_map
@@ -164,6 +165,17 @@ def test_a_snapshot_with_a_range_needs_it(person: Person) -> None:
     person.ranges(f"# comment\nother:1:2\nranger:{FIRST}:65535\nranger:{FIRST + 100000}:500\n")
     person.tells("restores", kept)
     person.tells("restores", plain, "echo here")
+
+
+@pytest.mark.timeout(300)
+def test_a_root_file_system_with_files_of_the_range(person: Person) -> None:
+    top = person.directory / "tmp" / "root"
+    make_small_root(top)
+    (top / "given").touch()
+    for path in (top, *top.rglob("*")):
+        os.chown(path, USER, USER, follow_symlinks=False)
+    os.chown(top / "given", FIRST + 6, FIRST + 6)
+    person.tells("on_a_base", str(top), "7:7")
 
 
 @pytest.mark.timeout(300)

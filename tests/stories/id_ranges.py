@@ -7,6 +7,7 @@ has the range 2000000000 to 2000065535 in /etc/subuid and /etc/subgid, unless th
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import sys
 import time
@@ -161,6 +162,20 @@ def restores(snapshot_id: str, *words: str) -> None:
     """A snapshot shows what `words` say."""
     sandbox = Sandbox.create(snapshot_id=snapshot_id, network="none")
     assert said(sandbox, " ".join(words) or SEEN)
+    sandbox.terminate()
+
+
+def on_a_base(top: str, owner: str) -> None:
+    """A root file system of the user's, with files of the range, is seen with its owners, and exported with them."""
+    sandbox = Sandbox.create(base=f"dir:{top}", network="none")
+    assert said(sandbox, "stat -c %u:%g /given") == owner
+    snapshot = sandbox.checkpoint()
+    archive = io.BytesIO()
+    SnapshotStore().export(snapshot.snapshot_id, archive)
+    assert archive.getvalue() != b""
+    digest = SnapshotStore().digest(snapshot.snapshot_id)
+    said(sandbox, "chown 8:8 /given")
+    assert SnapshotStore().digest(sandbox.checkpoint().snapshot_id) != digest
     sandbox.terminate()
 
 

@@ -59,7 +59,9 @@ def _write_ground(root: Path, base: Base) -> None:
 
 
 def _write(place: Place, base: Base) -> SnapshotRecord:
-    draft = place.store.begin_layer(form=place.driver.form)
+    # The directory below may hold files of the range too.
+    ids = place.driver.ids if base.kind == "dir" else ""
+    draft = place.store.begin_layer(form=place.driver.form, ids=ids)
     try:
         _write_ground(draft.path, base)
         fault("base:written")
@@ -73,6 +75,7 @@ def _write(place: Place, base: Base) -> SnapshotRecord:
             form=place.driver.form,
             base=base.to_json(),
             layers=(draft.layer_id,),
+            facts={"ids": ids} if ids else {},
             made_by="base",
             label=f"base {base.kind}{':' + base.path if base.path else ''}",
         )

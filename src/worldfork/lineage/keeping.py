@@ -161,7 +161,13 @@ class SnapshotStore:
         """Write a snapshot with all that it needs as one archive: the same bytes for the same stored snapshot."""
         from worldfork.store.departure import export_snapshot
 
-        return export_snapshot(self._place.store, self._id(snapshot), archive)
+        here, snapshot_id = self._place, self._id(snapshot)
+        if not here.driver.ids:
+            return export_snapshot(here.store, snapshot_id, archive)
+        with typed("the archive cannot be kept"), NamedTemporaryFile(dir=here.home.tmp) as file:
+            exported = with_range(here.store, _exported, snapshot_id, file.name)
+            shutil.copyfileobj(file, archive)
+        return exported
 
     def import_(self, archive: BinaryIO) -> SnapshotInfo:
         """Read an archive; its snapshot keeps its id, and is durable when this returns.
@@ -203,6 +209,13 @@ class SnapshotStore:
 
     def _id(self, snapshot: str) -> str:
         return self._place.store.id_of(snapshot)
+
+
+def _exported(store: Store, snapshot_id: str, archive: str) -> Exported:
+    from worldfork.store.departure import export_snapshot
+
+    with open(archive, "wb") as target:
+        return export_snapshot(store, snapshot_id, target)
 
 
 def _imported(store: Store, archive: str, form: str) -> SnapshotRecord:
