@@ -10,8 +10,8 @@ from pathlib import Path
 
 PROGRAMS = (
     "bash", "cat", "chmod", "chown", "cp", "dd", "df", "echo", "env", "false", "head", "id", "kill", "ln", "ls",
-    "mkdir", "mkfifo", "mknod", "mv", "nproc", "ps", "rm", "seq", "setsid", "sh", "sleep", "stat", "tail", "touch", "tr", "true",
-    "truncate", "wc", "yes",
+    "mkdir", "mkfifo", "mknod", "mv", "nproc", "ps", "rm", "seq", "setsid", "sh", "sleep", "stat", "tail", "touch",
+    "tr", "true", "truncate", "wc", "yes",
 )  # fmt: skip
 DIRECTORIES = ("bin", "etc", "proc", "sys", "dev", "tmp", "run", "root", "usr/bin", "var", "workspace")
 
