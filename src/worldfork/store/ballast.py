@@ -19,10 +19,9 @@ def lay_in(home: Home) -> None:
         return
     try:
         for size_bytes in _SIZES_BYTES:
-            if os.fstat(fd).st_size >= size_bytes:
-                return
             try:
-                os.posix_fallocate(fd, 0, size_bytes)
+                if os.fstat(fd).st_size < size_bytes:
+                    os.posix_fallocate(fd, 0, size_bytes)
                 return
             except OSError:
                 pass  # try less
@@ -36,7 +35,11 @@ def drop(home: Home) -> None:
         os.truncate(home.scratch / "ballast", 0)
     except OSError:
         pass
-    for name in os.listdir(home.trash):
+    try:
+        names = os.listdir(home.trash)
+    except OSError:
+        return
+    for name in names:
         try:
             remove_tree(home.trash / name)
         except (StoreError, OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import stat
@@ -13,12 +14,15 @@ from pathlib import Path
 from worldfork.core.errors import Corrupt, FormatUnsupported, StoreError
 from worldfork.store.faultpoints import fault
 from worldfork.store.schema import APPLICATION, FORMAT, SCHEMA, UPGRADES
+from worldfork.store.syscalls import allot
 
 BUSY_S = 10.0
 """Seconds after which waiting for other writers is an error."""
 LONG_LOG_BYTES = 16 << 20
 """Length of the log, in bytes, from which on it is worth moving into the database."""
 
+_INDEX_BYTES = 32 << 10
+"""By so much the index of the log grows at a time; the first is enough for 4062 pages of log."""
 _FIRST_PAUSE_S = 0.00005
 _LONGEST_PAUSE_S = 0.001
 _nothing = threading.Event()
@@ -124,6 +128,44 @@ def make_tables(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute(f"PRAGMA user_version={FORMAT}")
     connection.execute("COMMIT")
     fault("upgrade:committed")
+
+
+def expect_room_for_index(path: Path) -> None:
+    """Refuse to open a database whose index of the log cannot be made.
+
+    SQLite writes to the index through memory. It writes one byte of each page beforehand, which is not enough where the
+    disk's blocks are smaller than a page: on a full disk it would end the process with SIGBUS.
+
+    Raises:
+        OSError: the disk is full, or cannot be looked at.
+    """
+    try:
+        if os.stat(f"{path}-shm").st_blocks * 512 >= _INDEX_BYTES:
+            return
+    except FileNotFoundError:
+        pass
+    status = os.statvfs(path.parent)
+    if status.f_bavail * status.f_frsize < 2 * _INDEX_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def allot_index(path: Path) -> None:
+    """Give the index of the log its room on disk, once a connection has opened it.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    wanted = f"{path}-shm"
+    with os.scandir("/proc/self/fd") as entries:
+        for entry in entries:
+            try:
+                found = os.readlink(entry.path)
+            except FileNotFoundError:
+                continue
+            if found == wanted:
+                # SQLite's own descriptor: opening and closing another one would drop its locks.
+                allot(int(entry.name), _INDEX_BYTES)
+                return
 
 
 def begin_immediate(connection: sqlite3.Connection) -> None:

@@ -51,9 +51,11 @@ class Database:
             # Changing the journal mode and making the tables do not wait for each other as transactions do.
             with locks.turn(self._lock_directory / "schema", wait_s=_PATIENCE_S):
                 connections.make_private(self.path)
+                connections.expect_room_for_index(self.path)
                 connections.expect_readable_format(self.path)
                 opened["lasting"] = connections.connect(self.path, synchronous="FULL")
                 connections.make_tables(opened["lasting"], self.path)
+                connections.allot_index(self.path)
                 opened["reading"] = connections.connect(self.path, synchronous="NORMAL")
                 opened["quick"] = connections.connect(self.path, synchronous="NORMAL", waits=False)
         except BaseException as error:

@@ -196,7 +196,9 @@ def fetch_layer(source: str, digest: str, target: Path, form: str) -> None:
         with typed("the manifest of one that died cannot be removed"):
             manifest.unlink(missing_ok=True)
         path = Path(source)
-        if "://" not in source and path.is_file():
+        with typed(f"{source} cannot be looked at"):
+            is_file = "://" not in source and path.is_file()
+        if is_file:
             _fetch_from_file(path, digest, target, form, manifest)
         else:
             _fetch_from_remote(open_remote(source), digest, target, form, manifest)

@@ -20,6 +20,7 @@ from worldfork.core.clock import boot_id
 from worldfork.core.errors import StoreError
 from worldfork.core.remove import remove_tree
 from worldfork.core.settings import Settings
+from worldfork.store import connections
 from worldfork.store.failures import from_system, typed
 from worldfork.store.syscalls import file_system_magic
 
@@ -254,6 +255,7 @@ def _no_wal(probe: Path) -> str:
             mmap.mmap(fd, mmap.PAGESIZE).close()
         finally:
             os.close(fd)
+        connections.expect_room_for_index(probe / "db")
         with closing(sqlite3.connect(probe / "db", isolation_level=None)) as writer:
             writer.execute("PRAGMA synchronous=OFF")
             if writer.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
@@ -266,7 +268,8 @@ def _no_wal(probe: Path) -> str:
             raise
         return f"files on it cannot be mapped into memory: {error.strerror}"
     except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+        code = getattr(error, "sqlite_errorcode", 0)
+        if code & 0xFF == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         return f"SQLite does not work on it: {error}"
     return ""

@@ -136,7 +136,9 @@ def _from_a_copy(store: Store, done: RepairReport, lease: Reading, record: Layer
         fetch(record.digest, draft.path, record.form)
         fault("repair:fetched")
         sealed = _proven(draft, record)
-        if store.layer_path(record.layer_id).is_dir():
+        with typed(f"the layer {record.layer_id} cannot be looked at"):
+            is_there = store.layer_path(record.layer_id).is_dir()
+        if is_there:
             return _replace(store, done, lease, record, draft, sealed)
         _put_in_place(store, lease, record.layer_id, draft)
         return Repaired(record.layer_id, "put in place")

@@ -50,7 +50,9 @@ def seal(store: Store, layer_id: str) -> Sealed:
     with store.single_flight(f"seal {layer_id}"), store.reading(layers=[layer_id], purpose="seal") as lease:
         known = store.layer(layer_id)
         place = manifest_path(store, layer_id)
-        if known.digest is not None and place.exists():
+        with typed(f"the manifest of {layer_id} cannot be looked at"):
+            is_there = place.exists()
+        if known.digest is not None and is_there:
             return _seal_of(known)
         draft = place.with_name("manifest.new")
         try:
