@@ -74,12 +74,12 @@ class Reached:
             return open_beneath(directory, name, _READ)  # somebody else's, whose access time is not ours to spare
 
     def _enter(self, wanted: list[str]) -> int:
-        common = 0
+        shared = 0
         for one, other in zip(self._path, wanted, strict=False):
             if one != other:
                 break
-            common += 1
-        for depth in [depth for depth in self._held if depth > common]:
+            shared += 1
+        for depth in [depth for depth in self._held if depth > shared]:
             os.close(self._held.pop(depth))
         depth = max(self._held)
         self._path = wanted[:depth]
