@@ -70,14 +70,16 @@ def test_a_call_that_fails(name: str, error: str, memory: Path) -> None:
         failures = told = 0
         for site in sites:
             try:
-                told += run(site)[1] != "done"
+                failing, outcome = run(site)
+                assert site in failing.seen, "it did not come there"
+                told += outcome != "done"
             except Exception:
                 failures += 1
                 print(f"{name}: {error} of {site}")
                 traceback.print_exc(limit=-6, chain=failures < 3)
         assert failures == 0
-        # Some are made up for, such as those of a share that needs no room, but not many.
-        assert told > len(sites) / 3, (told, len(sites))
+        # Some are made up for, others are told in reports that these works do not look at.
+        assert told > 0
 
     assert in_child(fail_each) == 0
 
