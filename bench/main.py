@@ -33,6 +33,7 @@ FIGURES = (
     "snapshots_1000",
     "prune",
     "deep_chain",
+    "export_import",
     "rollouts_178",
     "rollouts_cpu",
 )
