@@ -27,7 +27,15 @@ def mounts() -> Iterator[Program]:
 
 
 def layers_of(form: str) -> st.SearchStrategy[Any]:
-    return st.lists(st.lists(operations_for(form), min_size=1, max_size=12), min_size=1, max_size=5)
+    # Directories that go into new ones, and what takes their place: where redirects and opaque marks come from.
+    early, spot = st.integers(0, 12), st.tuples(st.integers(0, 6), st.sampled_from("abd")).map(list)
+    moves = st.one_of(
+        st.tuples(st.just("rename"), early, spot).map(list),
+        st.tuples(st.just("mkdir"), spot, st.just(0o755)).map(list),
+        st.tuples(st.sampled_from(["turn", "remake", "remove_all"]), early).map(list),
+    )
+    operation = st.one_of(operations_for(form), moves)
+    return st.lists(st.lists(operation, min_size=1, max_size=12), min_size=1, max_size=5)
 
 
 def build(mounts: Program, place: Path, form: str, scenario: Any) -> list[Path]:
