@@ -39,7 +39,7 @@ def key_values(pairs: list[str]) -> dict[str, str]:
 @verb
 def create(
     base: Annotated[str, typer.Option(help="What it starts from: host, or dir:/path of a root file system.")] = "host",
-    snapshot: Annotated[str | None, typer.Option(help="Restore this snapshot, by id or name, instead of a base.")] = None,
+    snapshot: Annotated[str | None, typer.Option(help="Restore this snapshot, an id or a name.")] = None,
     name: Annotated[str | None, typer.Option(help="A name to find it by.")] = None,
     network: Annotated[
         str | None, typer.Option(help="none or host. Default: host from a base, none from a snapshot.")

@@ -148,11 +148,21 @@ async def _take(
     if is_untouched(ground.upper, ground.layers[0], facts.form):
         record = _record(facts, facts.layers, wanted)
         place.quick(lambda: place.store.publish(record, ()))
+        _keep_parent(live, record)
         return record, False
     if idle:
         with contextlib.suppress(NotCapturable):
             return await _take_upper(live, connection, turn_fd, wanted), False
-    return await _copy_upper(live, connection, wanted), True
+    record = await _copy_upper(live, connection, wanted)
+    _keep_parent(live, record)
+    return record, True
+
+
+def _keep_parent(live: Live, record: SnapshotRecord) -> None:
+    """Let the next snapshot of this sandbox know its parent, whoever takes it."""
+    live.facts = replace(live.facts, checkpoint_id=record.snapshot_id)
+    with contextlib.suppress(WorldforkError):  # it is taken, and only the lineage of the next would be less exact
+        live.place.quick(lambda: live.place.store.update_facts(live.sandbox_id, live.facts.to_json()))
 
 
 async def _take_upper(live: Live, connection: Connection, turn_fd: int, wanted: Wanted) -> SnapshotRecord:
@@ -160,6 +170,7 @@ async def _take_upper(live: Live, connection: Connection, turn_fd: int, wanted: 
     place, before = live.place, live.facts
     after, dropped = await move(live, connection, turn_fd)
     record = _record(before, after.layers, wanted)
+    after = replace(after, checkpoint_id=record.snapshot_id)
 
     def publish() -> None:
         place.store.publish(record, [after.layers[0]])
@@ -312,7 +323,7 @@ def _take_last(place: Place, facts: SandboxFacts, draft: LayerDraft, wanted: Wan
 def _record(facts: SandboxFacts, layers: tuple[str, ...], wanted: Wanted) -> SnapshotRecord:
     return SnapshotRecord(
         snapshot_id=new_id("sn"),
-        parent_id=facts.snapshot_id,
+        parent_id=facts.checkpoint_id or facts.snapshot_id,
         sandbox_id=facts.sandbox_id,
         created_s=SystemClock().now_s(),
         kind="filesystem",

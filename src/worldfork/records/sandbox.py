@@ -99,9 +99,11 @@ class SandboxFacts:
     driver: str
     base: Base
     snapshot_id: str | None
-    """The snapshot that it started from, or its own last checkpoint."""
+    """The snapshot that it started from."""
     layers: tuple[str, ...]
     """Ids, top first."""
+    checkpoint_id: str | None = None
+    """Its own last checkpoint, which may be deleted by now: the parent of the next."""
     generation: int = 0
     """Number of its present upper, `upper.N` and `work.N` in `run`."""
     moving: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -77,7 +77,7 @@ class SnapshotRecord:
 
     snapshot_id: str
     parent_id: str | None
-    """The snapshot that its sandbox started from."""
+    """The last snapshot of its sandbox before it, or the one that the sandbox started from."""
     sandbox_id: str | None
     """The sandbox that was frozen."""
     created_s: float
@@ -109,10 +109,12 @@ class SnapshotRecord:
 
     @classmethod
     def from_json(cls, text: str) -> SnapshotRecord:
-        """Read what `to_json` wrote."""
+        """Read what `to_json` wrote; what a later version has added is left out."""
         data = json.loads(text)
-        data["layers"] = tuple(data["layers"])
-        return cls(**data)
+        known = {field.name for field in fields(cls)}
+        record = {name: value for name, value in data.items() if name in known}
+        record["layers"] = tuple(record["layers"])
+        return cls(**record)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from worldfork.core.errors import Corrupt, Locked, OutOfSpace, StoreError, World
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
+FIND_DAMAGE = "run `worldfork store check`, which names what is damaged"
 _MAKE_ROOM = "delete snapshots or free disk space; deletion works on a full disk"
 
 
@@ -35,6 +36,10 @@ def from_sqlite(error: sqlite3.Error, database: Path) -> WorldforkError:
         return OutOfSpace(text, remedy=_MAKE_ROOM, scope="host", errno=errno.ENOSPC)
     if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return Corrupt(text, expected="a database of Worldfork", actual=str(error))
+    if "malformed JSON" in str(error):
+        return Corrupt(
+            f"{database}: a record is damaged", remedy=FIND_DAMAGE, expected="a record in JSON", actual=str(error)
+        )
     return StoreError(text, sqlite_errorcode=code)
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from worldfork.content.ids import write_ids
-from worldfork.core.errors import ConfigError, Locked, NotFound, OutOfSpace, StoreError, WorldforkError
+from worldfork.core.errors import ConfigError, Corrupt, Locked, NotFound, OutOfSpace, StoreError, WorldforkError
 from worldfork.core.ids import check_id, new_id
 from worldfork.records.snapshot import LayerRecord
-from worldfork.store.failures import typed
+from worldfork.store.failures import FIND_DAMAGE, typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.owner import OwnedStore, frees_space
 
@@ -226,7 +226,13 @@ class Layers(OwnedStore):
 
 def _as_record(row: tuple[Any, ...]) -> LayerRecord:
     covers, level = row[-2:]
-    return replace(LayerRecord(*row[:-2]), covers=tuple(json.loads(covers or "[]")), level=level)
+    try:
+        ids = tuple(json.loads(covers or "[]"))
+    except ValueError as error:
+        raise Corrupt(
+            f"what {row[0]} covers cannot be read", remedy=FIND_DAMAGE, expected="ids of layers", actual=covers
+        ) from error
+    return replace(LayerRecord(*row[:-2]), covers=ids, level=level)
 
 
 def publish_layers(db: sqlite3.Connection, layer_ids: Sequence[str], owner_id: str) -> None:

@@ -107,6 +107,8 @@ def test_a_rewrite_between_look_and_word_of_a_collection_counts(store: Store, mo
         return seen
 
     monkeypatch.setattr(store, "_look", rewrite_after_the_look)
+    assert store.collect().layers == []
+    monkeypatch.setattr(store, "_look", look)
     assert store.collect().layers == list(old)
     assert store.snapshot(snapshot_id).layers == spare
     assert problems(store) == []
@@ -190,3 +192,15 @@ class TestReadings:
         store.publish(record_of(record.layers), record.layers)
         store.empty_trash()
         assert problems(store) == []
+
+
+def test_a_damaged_record_is_told_and_nothing_goes(store: Store) -> None:
+    unused, (_, layers) = add_snapshot(store), durable(store)
+    store.delete_snapshot(unused.snapshot_id)
+    with store.database.write() as db:
+        db.execute("UPDATE snapshots SET record = '{' WHERE state = 'durable'")
+        db.execute("UPDATE layers SET covers = '[' WHERE layer_id = ?", (layers[0],))
+    for look in (store.collect, store.snapshots, store.layers_known):
+        with pytest.raises(Corrupt, match="store check"):
+            look()
+    assert store.layer_path(unused.layers[0]).is_dir()
