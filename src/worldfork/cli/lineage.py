@@ -11,12 +11,13 @@ import typer
 
 from worldfork.cli.boundary import verb
 from worldfork.cli.lookup import open_store, snapshot_id_of
-from worldfork.cli.printing import human_bytes, print_json, print_line, print_table
+from worldfork.cli.printing import human_bytes, print_json, print_line, print_table, progress
 from worldfork.cli.sandboxes import AsJson
 from worldfork.cli.shapes import when
 from worldfork.core.errors import NotFound
 from worldfork.records.snapshot import LayerRecord, SnapshotRecord
 from worldfork.store.family import Member, family, state_of
+from worldfork.store.state import digest_of
 from worldfork.store.store import Store
 
 _NEAREST = 4
@@ -91,11 +92,17 @@ def _facts(member: Member) -> str:
 
 @verb
 def show(
-    snapshot: Annotated[str, typer.Argument(metavar="SNAP", help="Id or name of a snapshot.")], as_json: AsJson = False
+    snapshot: Annotated[str, typer.Argument(metavar="SNAP", help="Id or name of a snapshot.")],
+    digest: Annotated[bool, typer.Option("--digest", help="Find the digest of its state first; slow once.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show all that is known of a snapshot."""
     with open_store() as store:
-        facts = describe(store, store.snapshot(snapshot_id_of(store, snapshot)))
+        snapshot_id = snapshot_id_of(store, snapshot)
+        if digest:
+            with progress("reading", quiet=as_json):
+                digest_of(store, snapshot_id)
+        facts = describe(store, store.snapshot(snapshot_id))
     if as_json:
         print_json(facts)
         return
