@@ -63,10 +63,12 @@ def plan(stack: Sequence[str], known: Mapping[str, LayerRecord]) -> list[Run]:
         stack: ids of the layers of one snapshot, top first.
         known: what is known of layers. One that is not in it, or whose size is not known, is left alone.
     """
-    if len(stack) <= DEEP:
-        return []
+    return _runs(stack, known, unknown_bytes=None) if len(stack) > DEEP else []
+
+
+def _runs(stack: Sequence[str], known: Mapping[str, LayerRecord], *, unknown_bytes: int | None) -> list[Run]:
     runs: list[Run] = []
-    for neighbours in _neighbours(stack, known, LARGE_BYTES, unknown_bytes=None):
+    for neighbours in _neighbours(stack, known, LARGE_BYTES, unknown_bytes=unknown_bytes):
         gathered: list[str] = []
         level = 0
         for layer_id in neighbours:
@@ -196,7 +198,8 @@ def squash_now(store: Store, layers: Sequence[str], at_most: int) -> tuple[str, 
 
 def _next_run(stack: tuple[str, ...], known: Mapping[str, LayerRecord]) -> Run | None:
     """Return what to merge first when somebody waits; None if nothing is left to be merged."""
-    runs = plan(stack, known)
+    # The same runs as in the background, which then finds them done.
+    runs = _runs(stack, known, unknown_bytes=0)
     if runs:
         return runs[0]
     for most_bytes in (LARGE_BYTES, HUGE_BYTES, float("inf")):

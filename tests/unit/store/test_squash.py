@@ -290,6 +290,20 @@ def test_squash_now_reaches_what_is_asked_for(store: Store, at_most: int) -> Non
     assert {store.layer(layer_id).state for layer_id in merged} <= {"ready"}
 
 
+def test_squash_now_makes_what_the_background_would(store: Store) -> None:
+    chain = grow(store, 100)
+    with store.database.write() as db:
+        db.execute("UPDATE layers SET stored_bytes = NULL")  # of a chain that lives nothing is sealed yet
+    fewer = squash_now(store, chain[-1].layers, 50)
+    assert len(fewer) == 100 - 2 * 31
+    measure(store)
+    sandbox = new_id("sb")
+    store.hold([Holder(sandbox, layers=fewer)])
+    report = squash_deep(store)
+    assert len(report.reused) == 2
+    assert len(report.merged) == 1
+
+
 def test_squash_now_leaves_the_largest_to_the_last(store: Store) -> None:
     chain = grow(store, 12)
     stack = chain[-1].layers
