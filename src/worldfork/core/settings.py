@@ -14,7 +14,7 @@ from worldfork.core.errors import ConfigError
 Form = Literal["auto", "trusted", "user"]
 Overlay = Literal["auto", "new", "legacy"]
 Cgroups = Literal["auto", "off"]
-IdRange = Literal["off", "auto"]
+IdRange = Literal["auto", "off"]
 Upkeep = Literal["auto", "off"]
 
 DEFAULT_RESERVE_BYTES = 1 << 30
@@ -46,7 +46,7 @@ class Settings:
     """Where snapshots of level `exported` go: a directory or `s3://bucket/prefix`. `WORLDFORK_REMOTE`."""
     upkeep: Upkeep = "auto"
     """"off": layers are sealed, shared and squashed only by `worldfork store upkeep`. `WORLDFORK_UPKEEP`."""
-    id_range: IdRange = "off"
+    id_range: IdRange = "auto"
     """"auto": sandboxes of an ordinary user get the ids of /etc/subuid and /etc/subgid where a really started one
     proved that they can; "off": root alone. `WORLDFORK_ID_RANGE`."""
 

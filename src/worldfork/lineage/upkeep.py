@@ -77,7 +77,8 @@ class Upkeep:
 
     def _work(self) -> None:
         # With the ids of all layers, if this user has a range.
-        under = ("-m", "worldfork.core.mapped") if self._settings.id_range == "auto" else ("-m",)
+        ranges = self._settings.id_range == "auto" and os.geteuid() != 0
+        under = ("-m", "worldfork.core.mapped") if ranges else ("-m",)
         try:
             process = subprocess.Popen(
                 [sys.executable, *under, "worldfork.store.upkeep"],
@@ -123,4 +124,5 @@ def variables(settings: Settings) -> Mapping[str, str]:
         "WORLDFORK_QUOTA_BYTES": str(settings.quota_bytes),
         "WORLDFORK_LEASE_TTL_S": str(settings.lease_ttl_s),
         "WORLDFORK_REMOTE": settings.remote,
+        "WORLDFORK_ID_RANGE": settings.id_range,
     }

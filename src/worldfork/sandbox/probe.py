@@ -128,7 +128,7 @@ async def _try_id_range(top: Path, settings: Settings) -> ProbeResult:
         return ProbeResult(name, False, error.message if isinstance(error, WorldforkError) else str(error), remedy)
     if not result.ok or result.stdout.strip() != _GIVEN:
         return ProbeResult(name, False, f"a file could not be given away: {(result.stderr or result.stdout).strip()}")
-    used = "used" if settings.id_range == "auto" else "not used: WORLDFORK_ID_RANGE is not auto"
+    used = "used" if settings.id_range == "auto" else "not used: WORLDFORK_ID_RANGE is off"
     return ProbeResult(name, True, f"{_in_words(ids)}; {used}")
 
 

@@ -57,6 +57,7 @@ def test_empty_is_unset() -> None:
         ("WORLDFORK_FORM", "root"),
         ("WORLDFORK_OVERLAY", "fuse"),
         ("WORLDFORK_CGROUPS", "on"),
+        ("WORLDFORK_ID_RANGE", "on"),
         ("WORLDFORK_RESERVE_BYTES", "-1"),
         ("WORLDFORK_RESERVE_BYTES", "1 GiB"),
         ("WORLDFORK_RESERVE_BYTES", "\u0661"),
