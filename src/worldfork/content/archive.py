@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from worldfork.content.blocks import BlockWriter, Sink, Source, corrupt, read_blocks
 from worldfork.content.entry import Entry, decode, encode
-from worldfork.content.expected import CanonicalOrder, expect_entry
+from worldfork.content.expected import CanonicalOrder, WholeContents, expect_entry
 from worldfork.content.failures import naming
 from worldfork.content.reached import Reached
 from worldfork.core.errors import Corrupt, StoreError
@@ -164,11 +164,19 @@ class ArrivingLayer:
     def files(self) -> Iterator[tuple[Entry, Content]]:
         """Yield each entry, and what its file holds: to be read before the next one, if at all.
 
-        The last one has come rightly only when the iterator has ended.
+        None of them has come rightly before the iterator has ended.
 
         Raises:
             Corrupt: what comes is not what was announced.
         """
+        wholes = WholeContents()
+        try:
+            yield from self._files(wholes)
+            wholes.finish()
+        finally:
+            wholes.close()
+
+    def _files(self, wholes: WholeContents) -> Iterator[tuple[Entry, Content]]:
         from blake3 import blake3
 
         digest = blake3()
@@ -183,7 +191,7 @@ class ArrivingLayer:
             logical += entry.size_bytes if has_content else 0
             if count > self.head.entries or logical > self.head.logical_bytes:
                 raise corrupt("more than was announced", list(self.head), [count, logical], path=entry.path)
-            content = self._content(entry) if has_content else iter(())
+            content = self._content(entry, wholes) if has_content else iter(())
             yield entry, content
             for _ in content:
                 pass
@@ -192,10 +200,10 @@ class ArrivingLayer:
         if found != self.head:
             raise corrupt("a layer is not what was announced", list(self.head), list(found))
 
-    def _content(self, entry: Entry) -> Content:
+    def _content(self, entry: Entry, wholes: WholeContents) -> Content:
         from worldfork.content.hashing import ContentHash
 
-        content = ContentHash(entry.size_bytes)
+        content: ContentHash | None = None
         at = 0
         while (payload := self._records.next_if(b"D")) is not None:
             if len(payload) <= _OFFSET.size:
@@ -205,12 +213,18 @@ class ArrivingLayer:
             if offset < at or offset + len(data) > entry.size_bytes:
                 where = [offset, len(data)]
                 raise corrupt("a part of a file lies outside of it", [at, entry.size_bytes], where, path=entry.path)
+            if len(data) == entry.size_bytes:  # of a piece at most, so that this is BLAKE3 of it
+                wholes.add(entry, data)
+                yield data
+                return
+            content = content or ContentHash(entry.size_bytes)
             if offset > at:
                 content.zeros(offset - at)
                 yield offset - at
             content.update(data)
             yield data
             at = offset + len(data)
+        content = content or ContentHash(entry.size_bytes)
         if entry.size_bytes > at:
             content.zeros(entry.size_bytes - at)
             yield entry.size_bytes - at

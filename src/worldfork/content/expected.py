@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from worldfork.content.blocks import corrupt
 from worldfork.content.entry import Entry, sort_key
@@ -12,6 +14,9 @@ _TYPES = tuple(map(type, Entry("", "f")))
 _HASH = re.compile("[0-9a-f]{64}")
 _PLAIN = ("", (0, 0), "", (), False, "")  # what most entries have from `target` on
 _OWNERS = 1 << 32
+_BATCH_BYTES = 1 << 20
+_BATCH_FILES = 200
+_BATCHES = 4  # that wait at a time: memory is bounded by them
 _LARGEST = 1 << 63
 
 
@@ -107,3 +112,53 @@ class CanonicalOrder:
             raise corrupt("a link to what comes later", "an earlier path", entry.link, path=path)
         if entry.kind == "d":
             self._directories.append((path, b""))
+
+
+class WholeContents:
+    """Compares the contents of small files with their hashes, in a thread beside whoever writes them."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "worldfork-hash")
+        self._batch: list[tuple[Entry, memoryview]] = []
+        self._size_bytes = 0
+        self._waiting: deque[Future[None]] = deque()
+
+    def add(self, entry: Entry, content: memoryview) -> None:
+        """Take a whole file.
+
+        Raises:
+            Corrupt: an earlier one was not what its entry says.
+        """
+        self._batch.append((entry, content))
+        self._size_bytes += len(content)
+        if self._size_bytes >= _BATCH_BYTES or len(self._batch) >= _BATCH_FILES:
+            self._submit()
+
+    def finish(self) -> None:
+        """Wait until all have been compared.
+
+        Raises:
+            Corrupt: one was not what its entry says.
+        """
+        self._submit()
+        while self._waiting:
+            self._waiting.popleft().result()
+
+    def close(self) -> None:
+        """Compare no more."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _submit(self) -> None:
+        self._waiting.append(self._pool.submit(_compare, self._batch))
+        self._batch, self._size_bytes = [], 0
+        while len(self._waiting) > _BATCHES:
+            self._waiting.popleft().result()
+
+
+def _compare(batch: list[tuple[Entry, memoryview]]) -> None:
+    from blake3 import blake3
+
+    for entry, content in batch:
+        found = blake3(content).hexdigest()
+        if found != entry.content:
+            raise corrupt(f"the content of {entry.path!r}", entry.content, found, path=entry.path)

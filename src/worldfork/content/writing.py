@@ -183,7 +183,9 @@ class Writer:
     def _write_chunks(self, entry: Entry, fd: int, content: Iterable[bytes | int]) -> None:
         found = ContentHash(entry.size_bytes) if self._checked and entry.content else None
         size = 0
+        ends_with_hole = False
         for chunk in content:
+            ends_with_hole = isinstance(chunk, int)
             if isinstance(chunk, int):
                 size += chunk
                 if found is not None and size <= entry.size_bytes:
@@ -199,7 +201,8 @@ class Writer:
             if size > entry.size_bytes:
                 break
         self._expect(entry, "size_bytes", entry.size_bytes, size)
-        os.ftruncate(fd, size)
+        if ends_with_hole:
+            os.ftruncate(fd, size)
         if found is not None:
             self._expect(entry, "content", entry.content, found.hexdigest())
 

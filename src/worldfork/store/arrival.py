@@ -221,39 +221,54 @@ def write_layer(layer: ArrivingLayer, target: Path, form: str, manifest: Path) -
     from worldfork.content.writing import Writer
 
     head = layer.head
+    announced_paths: list[int] = []
     with typed("the manifest cannot be written"), Writer(target, form) as writer:
-        announced = write_manifest(_written(writer, layer), manifest)
+        announced = write_manifest(_written(writer, layer, announced_paths), manifest)
         writer.finish()
         found = LayerHead(announced.digest, announced.entries, announced.logical_bytes)
         if found != head:
             raise corrupt("a layer is not what was announced", list(head), list(found))
-        stored = _compare(read_manifest(manifest, head.digest), walk(target, form, hashed=False))
+        stored = _compare(announced_paths, walk(target, form, hashed=False), manifest)
     return announced._replace(stored_bytes=stored)
 
 
-def _written(writer: object, layer: ArrivingLayer) -> Iterator[Found]:
+def _written(writer: object, layer: ArrivingLayer, announced_paths: list[int]) -> Iterator[Found]:
     from worldfork.content.writing import Writer
 
     add = cast(Writer, writer).add
     for entry, content in layer.files():
         add(entry, cast("Iterator[bytes | int]", content))
+        announced_paths.append(hash(entry._replace(content="")))
         fault("import:path")
         yield Found(entry, 0)
 
 
-def _compare(expected: Iterator[Entry], found: Iterator[Found]) -> int:
-    """Compare what was to be written with what is there; contents were compared on their way. Return the disk space."""
+def _compare(expected: list[int], there: Iterator[Found], manifest: Path) -> int:
+    """Compare what was to be written with what is there; contents were compared on their way. Return the disk space.
+
+    Args:
+        expected: hashes of the entries without their contents: what they are is read again only where one differs.
+        there: the tree.
+        manifest: the entries.
+    """
     stored = 0
-    for wanted, there in itertools.zip_longest(expected, found):
-        actual = None if there is None else there.entry._replace(content=wanted.content if wanted else "")
-        if wanted is None or actual != wanted:
-            path = wanted.path if wanted else there.entry.path
-            raise Corrupt(
-                f"{path!r} is not on disk as it came",
-                remedy="this file system may not keep times, owners or attributes as the other one did",
-                path=path,
-                expected=str(wanted),
-                actual=str(actual),
-            )
-        stored += there.stored_bytes
+    count = 0
+    for entry, stored_bytes in there:
+        if count == len(expected) or hash(entry) != expected[count]:
+            raise _not_as_it_came(entry, next(itertools.islice(read_manifest(manifest), count, None), None))
+        stored += stored_bytes
+        count += 1
+    if count != len(expected):
+        raise _not_as_it_came(None, next(itertools.islice(read_manifest(manifest), count, None), None))
     return stored
+
+
+def _not_as_it_came(found: Entry | None, wanted: Entry | None) -> Corrupt:
+    path = wanted.path if wanted is not None else found.path if found is not None else ""
+    return Corrupt(
+        f"{path!r} is not on disk as it came",
+        remedy="this file system may not keep times, owners or attributes as the other one did",
+        path=path,
+        expected=str(wanted),
+        actual=str(found),
+    )
