@@ -131,8 +131,10 @@ class Worker:
         assert [why for _, why in failures if "been at it" not in why] == []
 
     def leave(self, record: SnapshotRecord) -> None:
-        with open(self.place / f"archive-{self.chance.randrange(4)}-{os.getpid()}", "wb", buffering=0) as sink:
+        draft = self.place / f"draft-{os.getpid()}"
+        with open(draft, "wb", buffering=0) as sink:
             export_snapshot(self.store, record.snapshot_id, sink)
+        draft.rename(self.place / f"archive-{self.chance.randrange(4)}-{os.getpid()}")
 
     def arrive(self, record: SnapshotRecord) -> None:
         archives = list(self.place.glob(f"archive-*-{os.getpid()}"))

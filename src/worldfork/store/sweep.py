@@ -103,6 +103,23 @@ class Sweeping(Durability):
                     report.failures.append(("sweep", str(error)))
         return report
 
+    def sweep_lost(self) -> SweepReport:
+        """Clear what owners who died or stood still were reading and making, and nothing of sandboxes.
+
+        For those who cannot clear up after a sandbox. One failure never stops the rest.
+
+        Raises:
+            Locked: as `sweep`. StoreError: it could not begin.
+        """
+        report = SweepReport()
+        with self.single_flight("sweep", wait_s=min(_PATIENCE_S, self.ttl_s)):
+            for holder in self.holders():
+                if holder.kind == READING and not self.is_living(holder):
+                    self.release([holder.holder_id])
+                    report.holders.append(holder.holder_id)
+            self._sweep_drafts(report, GRACE_S)
+        return report
+
     def _sweep_holders(self, report: SweepReport, dead: Callable[[Holder], None] | None, grace_s: float) -> None:
         for holder in self.holders():
             try:

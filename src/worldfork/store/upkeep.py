@@ -53,7 +53,7 @@ def keep_up(store: Store, settings: Settings) -> UpkeepReport:
     """
     report = UpkeepReport()
     with store.single_flight("upkeep"):
-        steps = (_seal, _share, _squash, _quota, _collect)
+        steps = (_lost, _seal, _share, _squash, _quota, _collect)
         for step in steps:
             try:
                 step(store, settings, report)
@@ -89,6 +89,10 @@ def _quota(store: Store, settings: Settings, report: UpkeepReport) -> None:
         report.dropped += done.deleted
         report.collected += done.layers
         report.failures += done.failures
+
+
+def _lost(store: Store, _: Settings, report: UpkeepReport) -> None:
+    report.failures += store.sweep_lost().failures
 
 
 def _collect(store: Store, _: Settings, report: UpkeepReport) -> None:
