@@ -19,6 +19,7 @@ from worldfork.store import squash
 from worldfork.store.arrival import import_snapshot
 from worldfork.store.check import check
 from worldfork.store.departure import export_snapshot
+from worldfork.store.exchange import pull, push
 from worldfork.store.leases import Holder
 from worldfork.store.sealing import seal, seal_all
 from worldfork.store.sharing import share_equal
@@ -494,3 +495,21 @@ def test_a_draft_given_up_by_its_id_when_it_is_no_longer_ones_own(store: Store) 
     record = replace(record_of((layer_id,), form=FORM), facts={"tokens": ["mine"]})
     store.publish(record, [layer_id])
     expect_order(store, record)
+
+
+def test_a_push_that_begins_while_another_clears_up(store: Store, home: Path, memory: Path) -> None:
+    """Between making its draft and locking it, a push looks dead."""
+    record = add_world(store, "base")
+
+    def send(mine: Store) -> list[str]:
+        return push(mine, [record.snapshot_id], str(memory / "remote")).snapshots
+
+    sender = in_its_own(home, send, "push:begun")
+    sender.meet("push:begun")
+    [draft] = (memory / "remote" / "drafts").iterdir()
+    draft.unlink()  # as one who took it to be dead
+    assert sender.end().value == [record.snapshot_id], sender.message
+    with closing(Store.open(home_at(memory / "elsewhere"))) as other:
+        [arrived] = pull(other, [record.snapshot_id], str(memory / "remote"), FORM)
+        assert torn(other, arrived) == []
+    assert list((memory / "remote" / "drafts").iterdir()) == []

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -108,9 +109,8 @@ class DirectoryRemote:
         with typed(f"{name} cannot be written to {self._root}"):
             for directory in (self._drafts, path.parent):
                 directory.mkdir(mode=0o700, exist_ok=True)
-            draft = self._drafts / secrets.token_hex(16)
-            with open(draft, "xb", buffering=0) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # says that somebody alive is at it
+            draft, file = _new_draft(self._drafts)
+            with file:
                 try:
                     fill(file)
                     fault("push:written")
@@ -133,6 +133,23 @@ class DirectoryRemote:
             with suppress(OSError), open(self._drafts / name, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(self._drafts / name)
+
+
+def _new_draft(drafts: Path) -> tuple[Path, FileIO]:
+    """Make a file whose lock says that somebody alive is at it."""
+    while True:
+        draft = drafts / secrets.token_hex(16)
+        file = open(draft, "xb", buffering=0)  # noqa: SIM115 - it is the caller's
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            fault("push:begun")
+            # Who cleared up between the two found nobody at it.
+            if draft.exists():
+                return draft, file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
 
 
 def _name(draft: Path, path: Path) -> bool:
