@@ -25,6 +25,8 @@ from worldfork.store.failures import from_system, typed
 from worldfork.store.syscalls import file_system_magic
 
 _REMEDY = "set WORLDFORK_SCRATCH to a directory on a local disk (ext4, xfs, btrfs) or on tmpfs"
+_LONGEST_BYTES = 200
+"""Of a path of ours: fsconfig(2) takes values of 255 bytes, and the layers and uppers lie below it."""
 _SHARED_MEMORY = Path("/dev/shm")
 _FLOCK = struct.Struct("@hhqqi4x")
 _F_OFD_GETLK = 36
@@ -200,6 +202,9 @@ def why_unfit(directory: Path) -> str:
         OutOfSpace: the disk is too full to try.
         StoreError: the directory cannot be used at all.
     """
+    length = len(os.fsencode(directory))
+    if length > _LONGEST_BYTES:
+        return f"its path has {length} bytes, and overlays take no more than {_LONGEST_BYTES}"
     with typed(f"{directory} cannot be tried"):
         magic = file_system_magic(directory)
         if magic in _UNFIT:

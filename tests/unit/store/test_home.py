@@ -132,3 +132,10 @@ def test_real_mounts(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_path_that_overlays_do_not_take_is_refused_at_once(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 120) / ("y" * 120)
+    with pytest.raises(StoreError, match="bytes") as caught:
+        open_home(Settings(home=tmp_path / "home", scratch=long))
+    assert "WORLDFORK_SCRATCH" in caught.value.remedy
