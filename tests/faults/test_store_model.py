@@ -9,7 +9,13 @@ from unittest import mock
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from tests.stores import add_world, home_at, strays, torn
 
 from worldfork.core.errors import Locked
@@ -162,8 +168,7 @@ class Life(RuleBasedStateMachine):
             assert strays(self.store) == []
 
 
-TestLife = Life.TestCase
-TestLife.settings = settings(
+SETTINGS = settings(
     max_examples=60,
     stateful_step_count=40,
     deadline=None,
@@ -171,3 +176,7 @@ TestLife.settings = settings(
     database=None,
     derandomize=True,
 )
+
+
+def test_a_store_is_as_it_was_told() -> None:
+    run_state_machine_as_test(Life, settings=SETTINGS)
