@@ -26,7 +26,9 @@ DYING_SLACK = 8
 
 _PERMANENT_THREAD = re.compile(r"worldfork|asyncio_\d+$")
 """The library's own event loop and its workers live as long as the process."""
-_PERMANENT_FD = re.compile(r"/db\.sqlite|/locks(/ow-|$)|memfd:wf-init|^anon_inode:\[event(poll|fd)\]$|^/dev/null$|^user:\[")
+_PERMANENT_FD = re.compile(
+    r"/db\.sqlite|/locks(/ow-|$)|memfd:wf-init|^anon_inode:\[event(poll|fd)\]$|^/dev/null$|^user:\["
+)
 """Open once per process: the database, the owner's lock, the program itself, an event loop, a range of ids."""
 _PERMANENT_FD_LIMIT = 16
 

@@ -20,6 +20,8 @@ from worldfork.store.sweep import Sweeping
 
 _CONDEMNED_AT_ONCE = 500
 """Layers marked in one transaction, which takes about 10 ms and a wait for the disk."""
+_YOUNG_S = 60.0
+"""Seconds that a new merge stays although nothing uses it, while whoever made it is alive."""
 _BATCH = 16
 """Layers moved in one transaction, about 20 us each: a fork waits for it."""
 
@@ -110,7 +112,16 @@ class Collecting(Sweeping):
         """
         with self.database.view() as db:
             seen = int(db.execute("SELECT ifnull(max(number), 0) FROM snapshots").fetchone()[0])
-            return _unused(db), seen, _rewrites(db)
+            return _unused(db) - self._just_merged(db), seen, _rewrites(db)
+
+    def _just_merged(self, db: sqlite3.Connection) -> set[str]:
+        """Return the merges that whoever made them is about to stand on."""
+        since_s = self._clock.monotonic_s() - _YOUNG_S
+        rows = db.execute(
+            "SELECT layer_id, owner_id FROM layers WHERE covers IS NOT NULL AND state = 'ready' AND renewed_s > ?",
+            (since_s,),
+        ).fetchall()
+        return {layer_id for layer_id, owner_id in rows if self.is_alive(owner_id)}
 
 
 def _rewrites(db: sqlite3.Connection) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from worldfork.content.entry import Entry, sort_key
@@ -104,7 +104,7 @@ def _told_apart(want: Entry, have: Entry, *, content: bool) -> tuple[str, str]:
     return ", ".join(pair[0] for pair in pairs), ", ".join(pair[1] for pair in pairs)
 
 
-_WORDS = {
+_WORDS: dict[str, Callable[[Entry], str]] = {
     "size_bytes": lambda entry: f"{entry.size_bytes} bytes",
     "content": lambda entry: f"content {entry.content or 'unread'}",
     "target": lambda entry: f"a link to {_short(entry.target)}",

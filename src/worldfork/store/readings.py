@@ -130,8 +130,8 @@ class Readings(Layers, Leases):
         with self.database.write() as db:
             publish_layers(db, [layer_id], self.owner_id)
             db.execute(
-                "UPDATE layers SET covers = ?, level = ? WHERE layer_id = ?",
-                (json.dumps(tuple(covers)), level, layer_id),
+                "UPDATE layers SET covers = ?, level = ?, renewed_s = ? WHERE layer_id = ?",
+                (json.dumps(tuple(covers)), level, self._clock.monotonic_s(), layer_id),
             )
             _hold(db, lease, [layer_id])
             fault("merge:written")
