@@ -15,7 +15,6 @@ from bench.harness import Options, bar, figure, interleave, percentile, ratio, s
 
 FILES = 11_000
 BYTES = 520_000_000
-WORDS = (Path(os.__file__).parent / "typing.py", Path(os.__file__).parent / "argparse.py")
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -72,9 +71,11 @@ def run(options: Options) -> dict[str, Any]:
 
 
 def make_tree(root: Path, files: int, size_bytes: int) -> None:
-    """Write a tree of the shape of site-packages: source text of few kinds, some objects, a few large libraries."""
+    """Write a tree of the shape of site-packages, filled with stretches of this Python's own sources and libraries."""
     chance = random.Random(11)
-    words = b"".join(path.read_bytes() for path in WORDS).split(b"\n")
+    library = Path(os.__file__).parent
+    texts = b"".join(path.read_bytes() for path in sorted(library.glob("**/*.py")) if "site-packages" not in path.parts)
+    objects = b"".join(path.read_bytes() for path in sorted(library.glob("lib-dynload/*.so"))) or texts
     sizes = [int(chance.lognormvariate(8.6, 1.6)) + 1 for _ in range(files)]
     by_size = sorted(range(files), key=sizes.__getitem__)
     rest = size_bytes - sum(sizes)
@@ -83,18 +84,17 @@ def make_tree(root: Path, files: int, size_bytes: int) -> None:
     for index, size in enumerate(sizes):
         directory = root / f"package_{index // 60:03d}" / f"part_{index // 12 % 5}"
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / f"file_{index:05d}.{'py' if index % 4 else 'so'}").write_bytes(
-            _content(chance, words, index, size)
-        )
+        is_text = index % 4 != 0
+        name = f"file_{index:05d}.{'py' if is_text else 'so'}"
+        (directory / name).write_bytes(_stretches(chance, texts if is_text else objects, size))
 
 
-def _content(chance: random.Random, words: list[bytes], index: int, size: int) -> bytes:
-    """Lines in a new order, which zstd -3 makes about a third of; every fourth file half noise, as a library has."""
+def _stretches(chance: random.Random, source: bytes, size: int) -> bytes:
+    """Pieces of the source from anywhere: as compressible as it is, and hardly ever the same twice."""
     kept = bytearray()
     while len(kept) < size:
-        kept += b"\n".join(chance.choices(words, k=400))
-        if index % 4 == 0:
-            kept += chance.randbytes(len(kept) // 8)
+        begin = chance.randrange(len(source))
+        kept += source[begin : begin + chance.randrange(10_000, 100_000)]
     return bytes(kept[:size])
 
 

@@ -132,8 +132,9 @@ class ArchiveWriter:
 
     def _piece(self, fd: int, offset: int, count: int, content: Any) -> int:
         """Read a piece of a file, and write its runs of blocks that are not all zeros; return its size."""
-        buffer = self._buffer
-        view = memoryview(buffer)[:count]
+        # Into the block itself where the whole piece has room in it, as one record: the usual case.
+        space = self._blocks.space(_DATA.size + count)
+        view = memoryview(self._buffer)[:count] if space is None else space[_DATA.size :]
         done = 0
         while done < count:
             step = os.preadv(fd, [view[done:]], offset + done)
@@ -141,11 +142,13 @@ class ArchiveWriter:
                 raise StoreError("a file became shorter while it was read", remedy="leave the tree alone meanwhile")
             done += step
         content.update(view)
-        holes = [
-            place
-            for place in range(0, count, _HOLE_BYTES)
-            if not buffer[place] and buffer.startswith(_HOLE[: count - place], place)
-        ]
+        holes = [at for at in range(0, count, _HOLE_BYTES) if not view[at] and _is_hole(view[at : at + _HOLE_BYTES])]
+        if space is not None:
+            if not holes:
+                _DATA.pack_into(space, 0, b"D", _OFFSET.size + count, offset)
+                self._blocks.take(len(space))
+                return count
+            view = memoryview(bytes(view))
         begin = 0
         for hole in [*holes, count]:
             if hole > begin:
@@ -313,6 +316,10 @@ class _Records:
 
     def close(self) -> None:
         self._blocks.close()
+
+
+def _is_hole(block: memoryview) -> bool:
+    return bytes(block) == _HOLE[: len(block)]
 
 
 def _entry(line: memoryview) -> Entry:

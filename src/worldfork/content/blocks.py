@@ -3,7 +3,7 @@
 ::
 
     magic (12 bytes)   version (u16)   its complement (u16)
-    raw size (u32)     packed size (u32)    one zstd frame           for each block
+    raw size (u32)     packed size (u32)    one zstd frame, with its checksum    for each block
     0 (u32)            32 (u32)             BLAKE3 of all bytes up to here
 
 Numbers are little-endian. A block holds whole records of `content/archive.py`.
@@ -93,6 +93,16 @@ class BlockWriter:
         self._buffer[middle:end] = body
         self._used = end
 
+    def space(self, size_bytes: int) -> memoryview | None:
+        """Return where the next record of this size goes, to be filled and taken; None where `write` has to do it."""
+        if size_bytes > BLOCK_BYTES - self._used:
+            return None
+        return memoryview(self._buffer)[self._used : self._used + size_bytes]
+
+    def take(self, size_bytes: int) -> None:
+        """Take what was filled into the space."""
+        self._used += size_bytes
+
     def end(self) -> str:
         """Write the rest and the end mark; return the digest over all, as hex digits."""
         self._close_block()
@@ -114,7 +124,7 @@ class BlockWriter:
     def _submit(self, data: bytes | memoryview, size_bytes: int, buffer: bytearray | None) -> None:
         while len(self._pending) >= _AHEAD:
             self._write_oldest()
-        self._pending.append((self._pool.submit(zstd.compress, data, LEVEL), size_bytes, buffer))
+        self._pending.append((self._pool.submit(_pack, data), size_bytes, buffer))
 
     def _write_oldest(self) -> None:
         future, size_bytes, buffer = self._pending.popleft()
@@ -188,6 +198,15 @@ def _expect_head(head: bytes) -> None:
             expected=VERSION,
             actual=version,
         )
+
+
+def _pack(data: bytes | memoryview) -> bytes:
+    # With a checksum, so that no damage is taken for content before the digest over all has come.
+    settings: dict[int, int] = {
+        zstd.CompressionParameter.compression_level: LEVEL,
+        zstd.CompressionParameter.checksum_flag: 1,
+    }
+    return zstd.compress(data, options=settings)
 
 
 def _unpack(packed: bytes, size_bytes: int) -> bytes:

@@ -369,3 +369,16 @@ def test_an_entry_of_every_field_passes() -> None:
     from worldfork.content.entry import encode
 
     read_through(forged_layer([ROOT, *(record("E", encode(one)) for one in kinds)]))
+
+
+def test_damage_is_found_before_it_is_taken_for_content(tmp_path: Path) -> None:
+    make_tree(tmp_path / "tree")
+    archive = archive_of(tmp_path / "tree")
+    random.seed(8)
+    seen = []
+    for _ in range(150):
+        changed = bytearray(archive)
+        changed[random.randrange(30, len(archive) - 50)] ^= 1 << random.randrange(8)
+        with pytest.raises(Corrupt):
+            seen += [layer.head for layer in ArchiveReader(io.BytesIO(bytes(changed))).layers()]
+    assert seen == []
