@@ -127,18 +127,15 @@ class Arrival:
             known = self._store.snapshot(record.snapshot_id)
         except NotFound:
             return None
-        if known.layers != record.layers and not self._same_base_below(known):
+        expected, actual = _of_its_life(record), _of_its_life(known)
+        if actual != expected:
             raise StoreError(
-                f"{record.snapshot_id} is here already, with other layers",
+                f"{record.snapshot_id} is here already, and is another snapshot",
                 remedy=f"if it may go: worldfork snapshots rm {record.snapshot_id}",
-                expected=list(record.layers),
-                actual=list(known.layers),
+                expected=expected,
+                actual=actual,
             )
         return known
-
-    def _same_base_below(self, known: SnapshotRecord) -> bool:
-        """Tell whether the snapshot is the one that left here, whose base was a directory then as it is now."""
-        return known.base.get("kind") == "dir" and known.layers == self._passage.record.layers[:-1]
 
     def _expect_same(self, layer_id: str) -> None:
         """See that a layer of this id is the same layer, and can be in a stack with the others."""
@@ -272,3 +269,14 @@ def _not_as_it_came(found: Entry | None, wanted: Entry | None) -> Corrupt:
         expected=str(wanted),
         actual=str(found),
     )
+
+
+def _of_its_life(record: SnapshotRecord) -> dict[str, object]:
+    """Return what stays true of a snapshot: its layers are shared and merged, and a base in a directory becomes one."""
+    return {
+        "parent_id": record.parent_id,
+        "sandbox_id": record.sandbox_id,
+        "created_s": record.created_s,
+        "kind": record.kind,
+        "label": record.label,
+    }
