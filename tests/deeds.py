@@ -17,20 +17,21 @@ from tests.unit.store.test_migration import Old
 
 from worldfork.core.errors import NotFound, WorldforkError
 from worldfork.core.ids import new_id
+from worldfork.exchange.arrival import import_snapshot
+from worldfork.exchange.departure import export_snapshot
+from worldfork.exchange.exchange import fetch_layer, pull, push
+from worldfork.keeping import squash
+from worldfork.keeping.check import check
+from worldfork.keeping.keep_rules import KeepRules
+from worldfork.keeping.prune import prune
+from worldfork.keeping.repair import repair
+from worldfork.keeping.sealing import seal, seal_all
+from worldfork.keeping.sharing import share_equal
+from worldfork.keeping.usage import measure_layers
 from worldfork.records.snapshot import SnapshotRecord
-from worldfork.store import squash
-from worldfork.store.arrival import import_snapshot
-from worldfork.store.check import check
-from worldfork.store.departure import export_snapshot
-from worldfork.store.exchange import fetch_layer, pull, push
-from worldfork.store.keep_rules import KeepRules
+from worldfork.store.faultpoints import fault
 from worldfork.store.leases import Holder
-from worldfork.store.prune import prune
-from worldfork.store.repair import repair
-from worldfork.store.sealing import seal, seal_all
-from worldfork.store.sharing import share_equal
 from worldfork.store.store import Store
-from worldfork.store.usage import measure_layers
 
 
 class Diary:
@@ -42,6 +43,7 @@ class Diary:
     def say(self, word: str, subject: str) -> None:
         with self.path.open("a") as lines:
             lines.write(f"{word} {subject}\n")
+        fault("diary:said")  # from here on it has to be true
 
     def said(self, word: str) -> list[str]:
         lines = self.path.read_text().splitlines() if self.path.exists() else []

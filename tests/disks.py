@@ -127,7 +127,9 @@ class Disk:
     def _make_present(self, path: Path, target: Path, kept: Kept, made: dict[int, Path]) -> None:
         status = os.lstat(path)
         synced = self._inodes.get(status.st_ino)
-        if kept.data:
+        if path.name in _LOG:
+            synced = synced or _Inode(-1)
+        elif kept.data:
             synced = _Inode(-1, status, _content(path, status), _xattrs(path))
         elif synced is None:
             synced = _Inode(-1)

@@ -21,6 +21,7 @@ def long_home(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     places.close_places()
 
 
+@pytest.mark.filterwarnings("ignore:no cgroup of this host")
 def test_chains_of_every_depth_can_be_gone_on_with(long_home: Path, base: str) -> None:
     """moby#26380, buildkit#4810, podman#13432: mounts failed where their options filled a page, or at 128 layers."""
     with Sandbox.create(base=base, network="none") as sandbox:
