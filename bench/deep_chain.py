@@ -93,7 +93,7 @@ def _squash(chain: list[Any]) -> tuple[float, str]:
         raise RuntimeError(f"not durable: {errors}")
     begin = time.perf_counter()
     with subprocess.Popen(
-        [sys.executable, "-m", "worldfork.store.upkeep"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "worldfork.keeping.upkeep"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as upkeep:
         assert upkeep.stderr is not None
         said = upkeep.stderr.read()

@@ -148,9 +148,9 @@ class _Worldfork(_Side):
         super().__init__(place, tree)
         from worldfork.core.ids import new_id
         from worldfork.core.settings import Settings
+        from worldfork.keeping.sealing import seal
         from worldfork.records.snapshot import SnapshotRecord
         from worldfork.store.home import open_home
-        from worldfork.store.sealing import seal
         from worldfork.store.store import Store
 
         self._open: Callable[[Path], Any] = lambda at: Store.open(open_home(Settings(home=at, scratch=at)))
@@ -168,13 +168,13 @@ class _Worldfork(_Side):
         self._archive = place / "world.wfa"
 
     def out(self) -> None:
-        from worldfork.store.departure import export_snapshot
+        from worldfork.exchange.departure import export_snapshot
 
         with open(self._archive, "wb", buffering=0) as file:
             export_snapshot(self._store, self._snapshot_id, file)
 
     def back(self) -> None:
-        from worldfork.store.arrival import import_snapshot
+        from worldfork.exchange.arrival import import_snapshot
 
         store = self._open(self.fresh("home"))
         with open(self._archive, "rb", buffering=0) as file:

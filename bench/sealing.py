@@ -42,7 +42,7 @@ import os, sys
 from worldfork.core.settings import load_settings
 from worldfork.store import faultpoints
 from worldfork.store.home import open_home
-from worldfork.store.sealing import manifest_path, seal
+from worldfork.keeping.sealing import manifest_path, seal
 from worldfork.store.store import Store
 store = Store.open(open_home(load_settings()))
 layer_id, stands_still = sys.argv[1], sys.argv[2] == "still"
@@ -70,8 +70,8 @@ def run(options: Options) -> dict[str, Any]:
         inside(sandbox, MAKE_WORLD, str(count), str(total), timeout_s=1800)
 
     world = library(own).world(f"bench-sealing-{count}-{total}", build=build)
+    from worldfork.keeping.sealing import seal
     from worldfork.lineage.place import place
-    from worldfork.store.sealing import seal
 
     store = place().store
     layer_id = store.snapshot(world.snapshot_id).layers[0]
@@ -113,8 +113,8 @@ def run(options: Options) -> dict[str, Any]:
 
 def _seal_s(layer_id: str) -> float:
     """Processor seconds of a seal."""
+    from worldfork.keeping.sealing import manifest_path, seal
     from worldfork.lineage.place import place
-    from worldfork.store.sealing import manifest_path, seal
 
     manifest_path(place().store, layer_id).unlink()
     before = resource.getrusage(resource.RUSAGE_SELF)
@@ -152,8 +152,8 @@ def _forks(options: Options, world: Any, layer_id: str) -> tuple[dict[str, list[
 
 
 def _seal_again(layer_id: str) -> None:
+    from worldfork.keeping.sealing import manifest_path, seal
     from worldfork.lineage.place import place
-    from worldfork.store.sealing import manifest_path, seal
 
     manifest_path(place().store, layer_id).unlink(missing_ok=True)
     seal(place().store, layer_id)

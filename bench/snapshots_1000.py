@@ -121,9 +121,9 @@ def _wait_durable(ids: list[str]) -> None:
 
 def _tidy() -> None:
     """Remove the snapshots of an earlier run and what they leave."""
+    from worldfork.keeping.keep_rules import KeepRules
+    from worldfork.keeping.prune import prune
     from worldfork.lineage.place import place
-    from worldfork.store.keep_rules import KeepRules
-    from worldfork.store.prune import prune
 
     report = prune(place().store, KeepRules(last=0))
     if report.failures:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tests.stores import record_of
 
+from worldfork.keeping.sealing import seal
 from worldfork.records.snapshot import SnapshotRecord
-from worldfork.store.sealing import seal
 from worldfork.store.store import Store
 
 FORMS = ("trusted", "user") if os.geteuid() == 0 else ("user",)

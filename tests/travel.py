@@ -13,8 +13,8 @@ from tests.stores import record_of
 
 from worldfork.content.layer import walk
 from worldfork.content.manifest import digest_of
+from worldfork.exchange.departure import export_snapshot
 from worldfork.records.snapshot import SnapshotRecord
-from worldfork.store.departure import export_snapshot
 from worldfork.store.store import Store
 
 FORM = "trusted" if os.geteuid() == 0 else "user"

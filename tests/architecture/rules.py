@@ -13,6 +13,8 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"records"}),
     frozenset({"content"}),  # trees on disk, as the store reads and writes them, without its metadata
     frozenset({"store", "sandbox"}),
+    frozenset({"keeping"}),  # works on a store from outside, and knows no sandbox
+    frozenset({"exchange"}),
     frozenset({"lineage"}),
     frozenset({"worlds"}),  # a world is made once with what lineage offers
     frozenset({"reward"}),

@@ -20,8 +20,8 @@ from worldfork import (
     SnapshotStore,
 )
 from worldfork.core.errors import PathError
+from worldfork.keeping.upkeep import keep_up
 from worldfork.lineage.place import close_place, place
-from worldfork.store.upkeep import keep_up
 
 
 @pytest.fixture

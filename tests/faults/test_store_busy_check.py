@@ -16,12 +16,12 @@ from tests.stores import exit_code_of, home_at, record_of, start_child
 from worldfork.core.errors import Locked, NotFound, StoreError
 from worldfork.core.ids import new_id
 from worldfork.core.settings import Settings
-from worldfork.store.check import check
+from worldfork.keeping.check import check
+from worldfork.keeping.sealing import seal
+from worldfork.keeping.upkeep import keep_up
 from worldfork.store.home import Home
 from worldfork.store.leases import Holder
-from worldfork.store.sealing import seal
 from worldfork.store.store import Store
-from worldfork.store.upkeep import keep_up
 
 ROUNDS = 300
 MOST_SNAPSHOTS = 12

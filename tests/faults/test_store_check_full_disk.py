@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.full_layers import add_full, flip_a_bit, keeping_times
 from tests.stores import home_at
 from worldfork.core.errors import OutOfSpace
-from worldfork.store.check import check
+from worldfork.keeping.check import check
 from worldfork.store.store import Store
 place = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(place)], check=True)

@@ -14,17 +14,17 @@ from tests.stores import FORM, add_world, home_at, record_of, strays, torn, writ
 
 from worldfork.core.errors import Locked, NotFound
 from worldfork.core.ids import new_id
+from worldfork.exchange.arrival import import_snapshot
+from worldfork.exchange.departure import export_snapshot
+from worldfork.exchange.exchange import pull, push
+from worldfork.keeping import squash
+from worldfork.keeping.check import check
+from worldfork.keeping.sealing import seal, seal_all
+from worldfork.keeping.sharing import share_equal
+from worldfork.keeping.usage import measure_layers
 from worldfork.records.snapshot import SnapshotRecord
-from worldfork.store import squash
-from worldfork.store.arrival import import_snapshot
-from worldfork.store.check import check
-from worldfork.store.departure import export_snapshot
-from worldfork.store.exchange import pull, push
 from worldfork.store.leases import Holder
-from worldfork.store.sealing import seal, seal_all
-from worldfork.store.sharing import share_equal
 from worldfork.store.store import Store
-from worldfork.store.usage import measure_layers
 
 
 @pytest.fixture

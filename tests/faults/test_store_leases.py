@@ -14,12 +14,13 @@ from tests.stores import FORM, add_world, home_at, record_of, strays, torn, writ
 
 from worldfork.core.errors import Locked, NotFound
 from worldfork.core.ids import new_id
-from worldfork.store import connections, squash
-from worldfork.store.arrival import import_snapshot
-from worldfork.store.check import check
-from worldfork.store.departure import export_snapshot
+from worldfork.exchange.arrival import import_snapshot
+from worldfork.exchange.departure import export_snapshot
+from worldfork.keeping import squash
+from worldfork.keeping.check import check
+from worldfork.keeping.sealing import seal
+from worldfork.store import connections
 from worldfork.store.leases import Holder
-from worldfork.store.sealing import seal
 from worldfork.store.store import Store
 
 TTL_S = 1.0
@@ -206,7 +207,7 @@ def deep(store: Store) -> list[str]:
 
 def squash_small(store: Store) -> list[object]:
     squash.DEEP, squash._FIRST, squash._FURTHER = 3, 2, 2  # in a process of its own
-    from worldfork.store.usage import measure_layers
+    from worldfork.keeping.usage import measure_layers
 
     measure_layers(store)
     report = squash.squash_deep(store)

@@ -28,10 +28,10 @@ from tests.stores import (
 from worldfork.core.clock import ManualClock
 from worldfork.core.ids import new_id
 from worldfork.core.settings import Settings
-from worldfork.store.check import check
+from worldfork.keeping.check import check
+from worldfork.keeping.upkeep import keep_up
 from worldfork.store.leases import Holder
 from worldfork.store.store import Store
-from worldfork.store.upkeep import keep_up
 
 LIVES = 10_000
 OPERATIONS = 250

@@ -20,13 +20,13 @@ from tests.stores import add_world, home_at, strays, torn
 
 from worldfork.core.errors import Locked
 from worldfork.core.ids import new_id
+from worldfork.keeping.check import check
+from worldfork.keeping.sealing import seal_all
+from worldfork.keeping.sharing import share_equal
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store import home as homes
 from worldfork.store import owner as owners
-from worldfork.store.check import check
 from worldfork.store.leases import Holder
-from worldfork.store.sealing import seal_all
-from worldfork.store.sharing import share_equal
 from worldfork.store.store import Store
 
 TOKENS = ("a", "b", "c")

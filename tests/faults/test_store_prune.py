@@ -21,14 +21,14 @@ from tests.stores import add_snapshot, exit_code_of, home_at, in_child, problems
 
 from worldfork.core.errors import Locked, NotFound
 from worldfork.core.ids import new_id
+from worldfork.keeping.keep_rules import KeepRules
+from worldfork.keeping.prune import prune
+from worldfork.keeping.quota import enforce_quota
+from worldfork.keeping.usage import measure_layers
 from worldfork.store import faultpoints
 from worldfork.store import home as homes
-from worldfork.store.keep_rules import KeepRules
 from worldfork.store.leases import Holder
-from worldfork.store.prune import prune
-from worldfork.store.quota import enforce_quota
 from worldfork.store.store import Store
-from worldfork.store.usage import measure_layers
 
 NONE = KeepRules(last=0)
 LOCALS = 18
@@ -58,8 +58,8 @@ MOUNTED = """
 import subprocess, sys
 from pathlib import Path
 from tests.stores import add_snapshot, home_at, problems
-from worldfork.store.keep_rules import KeepRules
-from worldfork.store.prune import prune
+from worldfork.keeping.keep_rules import KeepRules
+from worldfork.keeping.prune import prune
 from worldfork.store.store import Store
 place = Path(sys.argv[1])
 store = Store.open(home_at(place / "home"))
@@ -103,11 +103,11 @@ FULL = """
 import dataclasses, errno, subprocess, sys
 from pathlib import Path
 from tests.stores import add_snapshot, home_at, problems, record_of
-from worldfork.store.keep_rules import KeepRules
-from worldfork.store.prune import prune
-from worldfork.store.quota import enforce_quota
+from worldfork.keeping.keep_rules import KeepRules
+from worldfork.keeping.prune import prune
+from worldfork.keeping.quota import enforce_quota
 from worldfork.store.store import Store
-from worldfork.store.usage import usage
+from worldfork.keeping.usage import usage
 place = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(place)], check=True)
 

@@ -17,19 +17,19 @@ from tests.stores import FORM, add_world, exit_code_of, home_at, in_child, start
 
 from worldfork.core.errors import Corrupt, Locked, NotFound, StoreError
 from worldfork.core.ids import new_id
+from worldfork.exchange.arrival import import_snapshot
+from worldfork.exchange.departure import export_snapshot
+from worldfork.exchange.exchange import pull, push
+from worldfork.keeping import squash
+from worldfork.keeping.check import check
+from worldfork.keeping.keep_rules import KeepRules
+from worldfork.keeping.prune import prune
+from worldfork.keeping.sealing import seal_all
+from worldfork.keeping.sharing import share_equal
+from worldfork.keeping.usage import measure_layers
 from worldfork.records.snapshot import SnapshotRecord
-from worldfork.store import squash
-from worldfork.store.arrival import import_snapshot
-from worldfork.store.check import check
-from worldfork.store.departure import export_snapshot
-from worldfork.store.exchange import pull, push
-from worldfork.store.keep_rules import KeepRules
 from worldfork.store.leases import Holder
-from worldfork.store.prune import prune
-from worldfork.store.sealing import seal_all
-from worldfork.store.sharing import share_equal
 from worldfork.store.store import Store
-from worldfork.store.usage import measure_layers
 
 SECONDS = 8.0
 PROCESSES = 5

@@ -19,8 +19,8 @@ from tests.disks import LOSSES, NO_LOSS, STOPPED, Disk, Kept, after_a_restart, s
 from tests.stores import home_at, in_child, strays, torn
 
 from worldfork.core.clock import ManualClock
-from worldfork.store.check import check
-from worldfork.store.sealing import seal_all
+from worldfork.keeping.check import check
+from worldfork.keeping.sealing import seal_all
 from worldfork.store.store import Store
 from worldfork.store.sweep import SweepReport
 

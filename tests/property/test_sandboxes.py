@@ -32,10 +32,10 @@ from tests.trees import (
 
 from worldfork import Sandbox, SnapshotInfo
 from worldfork.core.remove import remove_tree
+from worldfork.exchange.arrival import import_snapshot
+from worldfork.exchange.departure import export_snapshot
+from worldfork.keeping.squash import squash_now
 from worldfork.lineage.place import close_place, place
-from worldfork.store.arrival import import_snapshot
-from worldfork.store.departure import export_snapshot
-from worldfork.store.squash import squash_now
 
 TREE = "/workspace/tree"
 

@@ -18,7 +18,7 @@ from tests.stores import home_at, in_child, torn
 from tests.stories.full_disk import fill, mount
 
 from worldfork.core.errors import OutOfSpace, WorldforkError
-from worldfork.store.check import check
+from worldfork.keeping.check import check
 from worldfork.store.store import Store
 
 FREE_BYTES = (0, 16 << 10, 64 << 10, 160 << 10, 400 << 10)

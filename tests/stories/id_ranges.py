@@ -194,8 +194,8 @@ def store() -> None:
     from tests.stories import id_ranges as stories
 
     from worldfork.content.layer import walk
-    from worldfork.store.sealing import seal
-    from worldfork.store.squash import squash_now
+    from worldfork.keeping.sealing import seal
+    from worldfork.keeping.squash import squash_now
 
     sandbox = fresh()
     said(sandbox, CLOSED)

@@ -16,7 +16,7 @@ from worldfork.cli.printing import human_bytes, print_json, print_line, print_ta
 from worldfork.cli.sandboxes import AsJson
 from worldfork.content.compare import Change, patch, shown_path
 from worldfork.content.entry import Entry
-from worldfork.store.browse import browsing, compared, comparing
+from worldfork.keeping.browse import browsing, compared, comparing
 
 _SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 _KINDS = {"f": "-", "d": "d", "l": "l", "c": "c", "b": "b", "p": "p", "s": "s"}

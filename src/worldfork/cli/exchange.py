@@ -17,13 +17,13 @@ from worldfork.cli.printing import note, print_error, print_json, print_line, pr
 from worldfork.cli.sandboxes import AsJson
 from worldfork.core.errors import ConfigError, NotFound, WorldforkError
 from worldfork.core.settings import load_settings
+from worldfork.exchange.arrival import import_snapshot
+from worldfork.exchange.departure import export_snapshot
+from worldfork.exchange.exchange import PushReport
+from worldfork.exchange.exchange import pull as pull_snapshots
+from worldfork.exchange.exchange import push as push_snapshots
 from worldfork.lineage.snapshots import snapshot_info
 from worldfork.sandbox.namespace import natural_form
-from worldfork.store.arrival import import_snapshot
-from worldfork.store.departure import export_snapshot
-from worldfork.store.exchange import PushReport
-from worldfork.store.exchange import pull as pull_snapshots
-from worldfork.store.exchange import push as push_snapshots
 from worldfork.store.failures import typed
 
 _STREAM = "-"

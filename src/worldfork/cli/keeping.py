@@ -16,12 +16,12 @@ from worldfork.cli.printing import human_bytes, note, print_json, print_line, pr
 from worldfork.cli.sandboxes import AsJson
 from worldfork.core.errors import ConfigError, NotFound
 from worldfork.core.settings import load_settings
-from worldfork.store.keep_rules import OWN_NAMES, KeepRules
-from worldfork.store.prune import PruneReport
-from worldfork.store.prune import prune as prune_store
+from worldfork.keeping.keep_rules import OWN_NAMES, KeepRules
+from worldfork.keeping.prune import PruneReport
+from worldfork.keeping.prune import prune as prune_store
+from worldfork.keeping.usage import Usage
+from worldfork.keeping.usage import usage as usage_of
 from worldfork.store.store import Store
-from worldfork.store.usage import Usage
-from worldfork.store.usage import usage as usage_of
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}

@@ -15,9 +15,9 @@ from worldfork.cli.printing import human_bytes, print_json, print_line, print_ta
 from worldfork.cli.sandboxes import AsJson
 from worldfork.cli.shapes import when
 from worldfork.core.errors import NotFound
+from worldfork.keeping.family import Member, family, state_of
+from worldfork.keeping.state import digest_of
 from worldfork.records.snapshot import LayerRecord, SnapshotRecord
-from worldfork.store.family import Member, family, state_of
-from worldfork.store.state import digest_of
 from worldfork.store.store import Store
 
 _NEAREST = 4

@@ -12,9 +12,9 @@ from worldfork.cli.lookup import open_store
 from worldfork.cli.printing import human_bytes, note, print_error, print_json, print_line, print_table, progress
 from worldfork.cli.sandboxes import AsJson, remove_each, snapshot_id
 from worldfork.cli.shapes import error_shape, typed, when
+from worldfork.keeping.family import state_of
+from worldfork.keeping.keep_rules import by_snapshot
 from worldfork.lineage.snapshots import snapshot_info
-from worldfork.store.family import state_of
-from worldfork.store.keep_rules import by_snapshot
 
 
 @verb

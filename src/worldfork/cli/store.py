@@ -15,12 +15,12 @@ from worldfork.cli.printing import human_bytes, note, print_json, print_line, pr
 from worldfork.cli.sandboxes import AsJson
 from worldfork.core.errors import Corrupt, OutOfSpace
 from worldfork.core.settings import load_settings
-from worldfork.store.check import CheckReport, check
-from worldfork.store.exchange import fetch_layer
+from worldfork.exchange.exchange import fetch_layer
+from worldfork.keeping.check import CheckReport, check
+from worldfork.keeping.repair import RepairReport, repair
+from worldfork.keeping.upkeep import keep_up
 from worldfork.store.home import open_home
-from worldfork.store.repair import RepairReport, repair
 from worldfork.store.store import Store
-from worldfork.store.upkeep import keep_up
 
 store = typer.Typer(help="Check what the store holds, repair it, keep it small.", no_args_is_help=True)
 

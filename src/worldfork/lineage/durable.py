@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from worldfork.core.errors import ConfigError, OutOfSpace
+from worldfork.keeping.with_ids import with_ids
 from worldfork.store.store import Store
-from worldfork.store.with_ids import with_ids
 
 _log = logging.getLogger("worldfork")
 
@@ -129,7 +129,7 @@ def push_one(store: Store, snapshot_id: str, remote: str) -> None:
     Raises:
         WorldforkError: it could not be copied, or the remote cannot be used.
     """
-    from worldfork.store.exchange import push
+    from worldfork.exchange.exchange import push
 
     with_ids(store, [snapshot_id], push, [snapshot_id], remote)
 
@@ -153,7 +153,7 @@ def expect_quota(store: Store, quota_bytes: int) -> None:
     Raises:
         OutOfSpace: the layers take more already; scope "quota".
     """
-    from worldfork.store.quota import over_quota
+    from worldfork.keeping.quota import over_quota
 
     over_bytes = over_quota(store, quota_bytes) if quota_bytes else 0
     if over_bytes:

@@ -8,22 +8,22 @@ from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, BinaryIO
 
 from worldfork.core.errors import ConfigError
+from worldfork.keeping.with_ids import with_ids, with_range
 from worldfork.lineage.place import Place, place
 from worldfork.lineage.snapshots import SnapshotInfo, snapshot_info
 from worldfork.records.sandbox import DirectoryEntry
 from worldfork.records.snapshot import FileChange, SnapshotRecord
 from worldfork.store.failures import typed
-from worldfork.store.with_ids import with_ids, with_range
 
 if TYPE_CHECKING:
     from worldfork.content.entry import Entry
-    from worldfork.store.departure import Exported
-    from worldfork.store.exchange import PushReport
-    from worldfork.store.family import Member
-    from worldfork.store.findings import CheckReport
-    from worldfork.store.prune import PruneReport
+    from worldfork.exchange.departure import Exported
+    from worldfork.exchange.exchange import PushReport
+    from worldfork.keeping.family import Member
+    from worldfork.keeping.findings import CheckReport
+    from worldfork.keeping.prune import PruneReport
+    from worldfork.keeping.usage import Usage
     from worldfork.store.store import Store
-    from worldfork.store.usage import Usage
 
 _NS = 1_000_000_000
 
@@ -85,8 +85,8 @@ class SnapshotStore:
         Raises:
             ConfigError: a rule makes no sense. StoreError: nothing was done.
         """
-        from worldfork.store.keep_rules import KeepRules
-        from worldfork.store.prune import prune
+        from worldfork.keeping.keep_rules import KeepRules
+        from worldfork.keeping.prune import prune
 
         names = None if keep_names is None else tuple(keep_names)
         rules = KeepRules(keep_last, keep_within_s, tuple(keep_labels), names, keep_ancestors)
@@ -101,25 +101,25 @@ class SnapshotStore:
         Args:
             read_data: read the content of all files too.
         """
-        from worldfork.store.check import check
+        from worldfork.keeping.check import check
 
         return check(self._place.store, read_data)
 
     def usage(self) -> Usage:
         """Return what the snapshots take on disk, share, and could free."""
-        from worldfork.store.usage import usage
+        from worldfork.keeping.usage import usage
 
         return usage(self._place.store, measure=True)
 
     def family(self) -> Sequence[Member]:
         """Return which snapshot came from which, in the order of the tree."""
-        from worldfork.store.family import family
+        from worldfork.keeping.family import family
 
         return family(self._place.store)
 
     def digest(self, snapshot: str) -> str:
         """Return the digest of the whole state: the same for the same tree, however it came about. Slow once."""
-        from worldfork.store.state import digest_of
+        from worldfork.keeping.state import digest_of
 
         snapshot_id = self._id(snapshot)
         return with_ids(self._place.store, [snapshot_id], digest_of, snapshot_id)
@@ -130,7 +130,7 @@ class SnapshotStore:
         Raises:
             PathError: there is no such file. NotFound: no such snapshot.
         """
-        from worldfork.store.browse import read_file
+        from worldfork.keeping.browse import read_file
 
         snapshot_id = self._id(snapshot)
         return with_ids(self._place.store, [snapshot_id], read_file, snapshot_id, path)
@@ -159,7 +159,7 @@ class SnapshotStore:
 
     def export(self, snapshot: str, archive: BinaryIO) -> Exported:
         """Write a snapshot with all that it needs as one archive: the same bytes for the same stored snapshot."""
-        from worldfork.store.departure import export_snapshot
+        from worldfork.exchange.departure import export_snapshot
 
         here, snapshot_id = self._place, self._id(snapshot)
         if not here.driver.ids:
@@ -175,7 +175,7 @@ class SnapshotStore:
         Raises:
             Corrupt: the archive is damaged; nothing was stored.
         """
-        from worldfork.store.arrival import import_snapshot
+        from worldfork.exchange.arrival import import_snapshot
 
         here = self._place
         if not here.driver.ids:
@@ -187,14 +187,14 @@ class SnapshotStore:
 
     def push(self, snapshots: Sequence[str], remote: str | None = None) -> PushReport:
         """Copy snapshots to a directory or `s3://bucket/prefix`: only layers that are not there yet."""
-        from worldfork.store.exchange import push
+        from worldfork.exchange.exchange import push
 
         ids = [self._id(one) for one in snapshots]
         return with_ids(self._place.store, ids, push, ids, self._remote(remote))
 
     def pull(self, snapshot_ids: Sequence[str], remote: str | None = None) -> Sequence[SnapshotInfo]:
         """Copy snapshots from a remote: only layers that are not here yet. They are durable when this returns."""
-        from worldfork.store.exchange import pull
+        from worldfork.exchange.exchange import pull
 
         here = self._place
         wanted = list(snapshot_ids), self._remote(remote), here.driver.form
@@ -212,21 +212,21 @@ class SnapshotStore:
 
 
 def _exported(store: Store, snapshot_id: str, archive: str) -> Exported:
-    from worldfork.store.departure import export_snapshot
+    from worldfork.exchange.departure import export_snapshot
 
     with open(archive, "wb") as target:
         return export_snapshot(store, snapshot_id, target)
 
 
 def _imported(store: Store, archive: str, form: str) -> SnapshotRecord:
-    from worldfork.store.arrival import import_snapshot
+    from worldfork.exchange.arrival import import_snapshot
 
     with open(archive, "rb") as source:
         return import_snapshot(store, source, form)
 
 
 def _listed(store: Store, snapshot_id: str, path: str) -> Sequence[DirectoryEntry]:
-    from worldfork.store.browse import browsing
+    from worldfork.keeping.browse import browsing
 
     with browsing(store, snapshot_id) as opened:
         return [_shown(entry) for entry in opened.list(path)]
@@ -234,7 +234,7 @@ def _listed(store: Store, snapshot_id: str, path: str) -> Sequence[DirectoryEntr
 
 def _changed(store: Store, old_id: str, new_id: str, path: str, patches: bool) -> Sequence[FileChange]:
     from worldfork.content.compare import patch
-    from worldfork.store.browse import compared, comparing
+    from worldfork.keeping.browse import compared, comparing
 
     with comparing(store, old_id, new_id) as (before, after):
         return [

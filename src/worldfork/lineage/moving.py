@@ -154,7 +154,7 @@ async def _next_layers(place: Place, layers: tuple[str, ...]) -> tuple[str, ...]
     """
     if len(layers) < _WORTH_A_LOOK:
         return ()
-    from worldfork.store.squash import shortest, squash_now
+    from worldfork.keeping.squash import shortest, squash_now
 
     fewer = place.quick(lambda: shortest(place.store, layers))
     if len(fewer) >= DEEPEST:

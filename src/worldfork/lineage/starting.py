@@ -278,7 +278,7 @@ async def mountable(place: Place, record: SnapshotRecord) -> SnapshotRecord:
     """Return a record whose stack the kernel takes; where it is too deep, some of its layers are merged now."""
     if len(record.layers) <= DEEPEST:
         return record
-    from worldfork.store.squash import squash_now
+    from worldfork.keeping.squash import squash_now
 
     layers = await place.work(lambda: squash_now(place.store, record.layers, DEEPEST))
     return replace(record, layers=layers)

@@ -81,7 +81,7 @@ class Upkeep:
         under = ("-m", "worldfork.core.mapped") if ranges else ("-m",)
         try:
             process = subprocess.Popen(
-                [sys.executable, *under, "worldfork.store.upkeep"],
+                [sys.executable, *under, "worldfork.keeping.upkeep"],
                 env={**os.environ, **variables(self._settings)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,

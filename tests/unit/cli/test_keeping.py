@@ -17,10 +17,10 @@ from worldfork.cli.lineage import tree_lines
 from worldfork.cli.lookup import open_store, snapshot_id_of
 from worldfork.core.errors import ConfigError, NotFound
 from worldfork.core.ids import new_id
+from worldfork.keeping.family import family
 from worldfork.lineage.place import close_places
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store import locks
-from worldfork.store.family import family
 from worldfork.store.leases import Holder
 from worldfork.store.store import Store
 

@@ -7,10 +7,9 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from tests.stores import add_snapshot, home_at, record_of
+from tests.stores import add_snapshot, record_of
 
 from worldfork.core.errors import ConfigError, NotFound, OutOfSpace, StoreError
 from worldfork.lineage import durable
@@ -19,13 +18,6 @@ from worldfork.store import durability
 from worldfork.store.store import Store
 
 LONG_S = 30.0
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store.open(home_at(tmp_path / "home"))
-    yield opened
-    opened.close()
 
 
 class Setting:

@@ -28,7 +28,7 @@ def test_the_program_seals_what_is_there_and_ends(tmp_path: Path) -> None:
     record = add_snapshot(with_layers)
     with_layers.make_durable(record.snapshot_id)
     process = subprocess.Popen(
-        [sys.executable, "-m", "worldfork.store.upkeep"],
+        [sys.executable, "-m", "worldfork.keeping.upkeep"],
         env={**os.environ, **variables(settings_at(tmp_path))},
         stdin=subprocess.PIPE,
     )
@@ -88,7 +88,7 @@ def test_it_ends_when_whoever_started_it_dies(tmp_path: Path) -> None:
     store = Store.open(home_at(tmp_path))
     with store.single_flight("upkeep"):
         process = subprocess.Popen(
-            [sys.executable, "-m", "worldfork.store.upkeep"],
+            [sys.executable, "-m", "worldfork.keeping.upkeep"],
             env={**os.environ, **variables(settings_at(tmp_path))},
             stdin=subprocess.PIPE,
         )

@@ -17,8 +17,8 @@ from tests.stores import add_snapshot, exit_code_of, home_at, in_child, problems
 from worldfork.core.clock import boot_id
 from worldfork.core.errors import FormatUnsupported
 from worldfork.core.ids import new_id
+from worldfork.keeping.check import check
 from worldfork.store import faultpoints
-from worldfork.store.check import check
 from worldfork.store.home import Home
 from worldfork.store.schema import APPLICATION, FORMAT
 from worldfork.store.store import Store

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from tests.stores import add_snapshot, home_at, problems, record_of
+from tests.stores import add_snapshot, problems, record_of
 
 from worldfork.core.errors import Corrupt, NotFound, StoreError
 from worldfork.core.ids import new_id
 from worldfork.store.leases import Holder
 from worldfork.store.snapshots import exchanged
 from worldfork.store.store import Store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store.open(home_at(tmp_path / "home"))
-    yield opened
-    opened.close()
 
 
 def durable(store: Store, below: tuple[str, ...] = ()) -> tuple[str, tuple[str, ...]]:

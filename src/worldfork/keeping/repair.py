@@ -12,13 +12,13 @@ from typing import Any
 from worldfork.content.layer import walk
 from worldfork.content.manifest import Sealed, write_manifest
 from worldfork.core.errors import ConfigError, Corrupt, NotFound, OutOfSpace, StoreError, WorldforkError
+from worldfork.keeping.findings import LAYER, CheckReport
+from worldfork.keeping.layer_check import CONTENT, MANIFEST, check_layer
+from worldfork.keeping.sealing import seal
 from worldfork.records.snapshot import LayerRecord
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
-from worldfork.store.findings import LAYER, CheckReport
-from worldfork.store.layer_check import CONTENT, MANIFEST, check_layer
 from worldfork.store.leases import READING
-from worldfork.store.sealing import seal
 from worldfork.store.store import LayerDraft, Reading, Store
 from worldfork.store.syscalls import syncfs
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from worldfork.core.errors import WorldforkError
+from worldfork.keeping.keep_rules import KeepRules, ancestors_of, by_snapshot, choose
+from worldfork.keeping.usage import measure_layers
 from worldfork.store.faultpoints import fault
-from worldfork.store.keep_rules import KeepRules, ancestors_of, by_snapshot, choose
 from worldfork.store.owner import frees_space
 from worldfork.store.store import Store
-from worldfork.store.usage import measure_layers
 
 _AT_ONCE = 16
 """Snapshots of one transaction. A fork waits for it, and sixteen take a fraction of a millisecond."""

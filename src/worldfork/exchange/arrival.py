@@ -17,12 +17,12 @@ from worldfork.content.layer import Found, walk
 from worldfork.content.manifest import Sealed, read_manifest, write_manifest
 from worldfork.core.errors import ConfigError, Corrupt, NotFound, StoreError, WorldforkError
 from worldfork.core.idmap import own_map
+from worldfork.exchange.passage import Passage, passage_of
+from worldfork.keeping.sealing import manifest_path, seal
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
-from worldfork.store.passage import Passage, passage_of
 from worldfork.store.readings import Reading
-from worldfork.store.sealing import manifest_path, seal
 from worldfork.store.store import Store
 
 

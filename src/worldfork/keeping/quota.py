@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from worldfork.core.errors import WorldforkError
+from worldfork.keeping.prune import delete_all, living_users, named_among
+from worldfork.keeping.usage import Size, measure_layers
 from worldfork.records.snapshot import SnapshotLevel
 from worldfork.store.faultpoints import fault
-from worldfork.store.prune import delete_all, living_users, named_among
 from worldfork.store.store import Store
-from worldfork.store.usage import Size, measure_layers
 
 _SETTLED = "state IN ('ready', 'durable')"
 _FRESH_S = 1.0

@@ -13,8 +13,8 @@ from tests.full_layers import change
 from tests.stores import add_snapshot, home_at, record_of
 
 from worldfork.core.ids import new_id
-from worldfork.store.check import check
-from worldfork.store.findings import CheckReport
+from worldfork.keeping.check import check
+from worldfork.keeping.findings import CheckReport
 from worldfork.store.leases import Holder
 from worldfork.store.store import Store
 

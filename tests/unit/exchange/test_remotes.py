@@ -16,8 +16,8 @@ from tests.stores import in_child
 
 from worldfork.content.blocks import Sink
 from worldfork.core.errors import ConfigError, NotFound, OutOfSpace, StoreError
+from worldfork.exchange.remotes import Remote, open_remote
 from worldfork.store import faultpoints
-from worldfork.store.remotes import Remote, open_remote
 
 LARGE = 20 << 20
 

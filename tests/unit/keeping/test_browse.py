@@ -13,9 +13,9 @@ from tests.stores import record_of
 
 from worldfork.content.merged import state_digest
 from worldfork.core.errors import ConfigError, NotFound, PathError
+from worldfork.keeping.browse import browsing, compared, comparing, read_file
+from worldfork.keeping.sealing import manifest_path, seal
 from worldfork.records.snapshot import SnapshotRecord
-from worldfork.store.browse import browsing, compared, comparing, read_file
-from worldfork.store.sealing import manifest_path, seal
 from worldfork.store.store import Store
 
 FORM = "trusted" if os.geteuid() == 0 else "user"

@@ -10,10 +10,10 @@ import os
 from collections.abc import Callable
 
 from worldfork.core.errors import Corrupt, NotFound, OutOfSpace, StoreError
+from worldfork.keeping.findings import LAYER, CheckReport, Finding
+from worldfork.keeping.layer_check import check_layer
+from worldfork.keeping.metadata import LayerRow, check_metadata, some
 from worldfork.store.failures import typed
-from worldfork.store.findings import LAYER, CheckReport, Finding
-from worldfork.store.layer_check import check_layer
-from worldfork.store.metadata import LayerRow, check_metadata, some
 from worldfork.store.store import Store
 
 __all__ = ["CheckReport", "Finding", "check"]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from tests.stores import add_snapshot, in_child
-from tests.unit.store.test_quota import MB, add_mb
+from tests.unit.keeping.test_quota import MB, add_mb
 
 from worldfork.content.layer import walk
 from worldfork.content.manifest import write_manifest
 from worldfork.core.ids import new_id
+from worldfork.keeping.usage import measure_layers, tree_size, usage
 from worldfork.store.leases import Holder
 from worldfork.store.store import Store
-from worldfork.store.usage import measure_layers, tree_size, usage
 
 
 def test_an_empty_store(store: Store) -> None:

@@ -12,10 +12,11 @@ from tests.stores import exit_code_of, home_at, record_of, start_child
 
 from worldfork.content.merged import MergedView, state_digest
 from worldfork.core.ids import new_id
+from worldfork.keeping import squash
+from worldfork.keeping.squash import Run, plan, shortest, squash_deep, squash_now
 from worldfork.records.snapshot import LayerRecord, SnapshotRecord
-from worldfork.store import faultpoints, squash
+from worldfork.store import faultpoints
 from worldfork.store.leases import Holder
-from worldfork.store.squash import Run, plan, shortest, squash_deep, squash_now
 from worldfork.store.store import Store
 
 FORM = "trusted" if os.geteuid() == 0 else "user"

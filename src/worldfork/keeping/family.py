@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from worldfork.store.keep_rules import by_snapshot
+from worldfork.keeping.keep_rules import by_snapshot
 from worldfork.store.store import Store
 
 _SNAPSHOTS = """

@@ -8,12 +8,12 @@ from tests.stores import problems, record_of
 
 from worldfork.core.clock import ManualClock
 from worldfork.core.ids import new_id
+from worldfork.keeping.quota import enforce_quota, over_quota
+from worldfork.keeping.usage import measure_layers, usage
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store import faultpoints, locks
 from worldfork.store.leases import Holder
-from worldfork.store.quota import enforce_quota, over_quota
 from worldfork.store.store import Store
-from worldfork.store.usage import measure_layers, usage
 
 MB = 1 << 20
 

@@ -19,11 +19,12 @@ from worldfork.content.layer import NOBODY
 from worldfork.content.manifest import read_manifest
 from worldfork.core.clock import ManualClock
 from worldfork.core.ids import new_id
-from worldfork.store import faultpoints, layer_check
-from worldfork.store.check import check
-from worldfork.store.findings import MOST_PER_SUBJECT, CheckReport
+from worldfork.keeping import layer_check
+from worldfork.keeping.check import check
+from worldfork.keeping.findings import MOST_PER_SUBJECT, CheckReport
+from worldfork.keeping.sealing import manifest_path, seal
+from worldfork.store import faultpoints
 from worldfork.store.leases import Holder
-from worldfork.store.sealing import manifest_path, seal
 from worldfork.store.store import Store
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worldfork.content.merged import state_digest
-from worldfork.store.browse import browsing
+from worldfork.keeping.browse import browsing
 from worldfork.store.store import Store
 
 

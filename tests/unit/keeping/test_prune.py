@@ -11,11 +11,11 @@ from tests.stores import add_snapshot, in_child, problems, record_of
 from worldfork.core.clock import ManualClock
 from worldfork.core.errors import StoreError
 from worldfork.core.ids import new_id
+from worldfork.keeping.keep_rules import KeepRules
+from worldfork.keeping.prune import prune
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store import faultpoints, locks
-from worldfork.store.keep_rules import KeepRules
 from worldfork.store.leases import Holder
-from worldfork.store.prune import prune
 from worldfork.store.store import Store
 
 NONE = KeepRules(last=0)

@@ -1,6 +1,6 @@
 """What keeps a store small and fast, done when nobody waits: seal, share, squash, keep the quota, collect.
 
-As a program (`python -m worldfork.store.upkeep`) it works on the home of the settings, one process of a home at a
+As a program (`python -m worldfork.keeping.upkeep`) it works on the home of the settings, one process of a home at a
 time, and ends when there is nothing left to do or its standard input does. It may be killed at any instant.
 """
 
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from worldfork.core.errors import WorldforkError
 from worldfork.core.settings import Settings, load_settings
+from worldfork.keeping.quota import enforce_quota
+from worldfork.keeping.sealing import seal_all
+from worldfork.keeping.sharing import share_equal, share_files
+from worldfork.keeping.squash import squash_deep
 from worldfork.store.home import open_home
-from worldfork.store.quota import enforce_quota
-from worldfork.store.sealing import seal_all
-from worldfork.store.sharing import share_equal, share_files
-from worldfork.store.squash import squash_deep
 from worldfork.store.store import Store
 
 _NICE = 10

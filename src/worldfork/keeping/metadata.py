@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from worldfork.core.errors import ConfigError, Corrupt, WorldforkError
 from worldfork.core.ids import check_id
+from worldfork.keeping.findings import DATABASE, HOLDER, LAYER, NAME, SNAPSHOT, CheckReport, Finding
 from worldfork.records.snapshot import SnapshotLevel, SnapshotRecord
-from worldfork.store.findings import DATABASE, HOLDER, LAYER, NAME, SNAPSHOT, CheckReport, Finding
 from worldfork.store.layers import FORMS
 from worldfork.store.schema import APPLICATION, FORMAT
 from worldfork.store.store import Store

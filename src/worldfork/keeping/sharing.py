@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from worldfork.content.manifest import read_manifest
 from worldfork.core.beneath import open_beneath
 from worldfork.core.errors import NotFound, WorldforkError
+from worldfork.keeping.sealing import SETTLED, manifest_path
 from worldfork.records.snapshot import LayerRecord
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
-from worldfork.store.sealing import SETTLED, manifest_path
 from worldfork.store.store import Store
 
 LARGE_BYTES = 1 << 20

@@ -17,9 +17,9 @@ from tests.travel import FORM, add_tree, digests, exported, traces
 
 from worldfork.core.errors import ConfigError, Corrupt, NotFound, StoreError
 from worldfork.core.ids import new_id
+from worldfork.exchange.exchange import fetch_layer, pull, push
+from worldfork.keeping.sealing import seal
 from worldfork.store import faultpoints, home
-from worldfork.store.exchange import fetch_layer, pull, push
-from worldfork.store.sealing import seal
 from worldfork.store.store import Store
 
 STOPPED = 42
@@ -152,7 +152,7 @@ import sys
 from pathlib import Path
 from tests.stores import home_at
 from tests.travel import FORM
-from worldfork.store.exchange import pull, push
+from worldfork.exchange.exchange import pull, push
 from worldfork.store.store import Store
 verb, place, snapshot_id, remote = sys.argv[1:]
 store = Store.open(home_at(Path(place)))

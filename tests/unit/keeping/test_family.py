@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 from tests.stores import record_of
-from tests.unit.store.test_quota import MB
+from tests.unit.keeping.test_quota import MB
 
 from worldfork.core.ids import new_id
+from worldfork.keeping.family import family
+from worldfork.keeping.usage import measure_layers
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store import locks
-from worldfork.store.family import family
 from worldfork.store.leases import Holder
 from worldfork.store.store import Store
-from worldfork.store.usage import measure_layers
 
 
 def child_of(store: Store, parent: SnapshotRecord | None, **facts: object) -> SnapshotRecord:

@@ -21,10 +21,11 @@ from worldfork.content.layer import walk
 from worldfork.content.manifest import digest_of, read_manifest
 from worldfork.core.clock import ManualClock
 from worldfork.core.errors import Corrupt, NotFound, OutOfSpace, StoreError, WorldforkError
+from worldfork.keeping import sealing
+from worldfork.keeping.sealing import manifest_path, seal, seal_all
+from worldfork.keeping.sharing import LARGE_BYTES, share_equal, share_files
 from worldfork.records.snapshot import SnapshotRecord
-from worldfork.store import faultpoints, sealing
-from worldfork.store.sealing import manifest_path, seal, seal_all
-from worldfork.store.sharing import LARGE_BYTES, share_equal, share_files
+from worldfork.store import faultpoints
 from worldfork.store.store import Store
 
 
@@ -349,10 +350,10 @@ if mounted.returncode:
     print(mounted.stderr)
     sys.exit(77)
 from tests.stores import home_at
-from tests.unit.store.test_sealing import durable
+from tests.unit.keeping.test_sealing import durable
 from worldfork.core.clock import ManualClock
-from worldfork.store.sealing import seal_all
-from worldfork.store.sharing import LARGE_BYTES, share_files
+from worldfork.keeping.sealing import seal_all
+from worldfork.keeping.sharing import LARGE_BYTES, share_files
 from worldfork.store.store import Store
 store = Store.open(home_at(point / "home"), clock=ManualClock())
 big = os.urandom(20 * LARGE_BYTES + 17)

@@ -12,13 +12,13 @@ from worldfork.content.blocks import Sink, Source, corrupt, is_archive
 from worldfork.core.errors import ConfigError, NotFound, StoreError
 from worldfork.core.ids import check_id
 from worldfork.core.remove import remove_tree
+from worldfork.exchange.arrival import arriving, write_layer
+from worldfork.exchange.departure import LeavingLayer, leaving
+from worldfork.exchange.passage import Passage, from_record_file, to_record_file
+from worldfork.exchange.remotes import Remote, open_remote
 from worldfork.records.snapshot import SnapshotRecord
-from worldfork.store.arrival import arriving, write_layer
-from worldfork.store.departure import LeavingLayer, leaving
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
-from worldfork.store.passage import Passage, from_record_file, to_record_file
-from worldfork.store.remotes import Remote, open_remote
 from worldfork.store.store import Store
 
 _LARGEST_RECORD_BYTES = 64 << 20

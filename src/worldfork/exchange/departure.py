@@ -15,11 +15,11 @@ from worldfork.content.blocks import Sink
 from worldfork.content.layer import walk
 from worldfork.content.manifest import read_manifest, write_manifest
 from worldfork.core.errors import ConfigError, WorldforkError
+from worldfork.exchange.passage import Passage, base_layer_id, travelling_base
+from worldfork.keeping.sealing import manifest_path, seal
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
-from worldfork.store.passage import Passage, base_layer_id, travelling_base
-from worldfork.store.sealing import manifest_path, seal
 from worldfork.store.store import Store
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.stores import record_of
 
 from worldfork.core.errors import ConfigError
+from worldfork.keeping.keep_rules import KeepRules, choose
 from worldfork.records.snapshot import SnapshotRecord
-from worldfork.store.keep_rules import KeepRules, choose
 
 NOW_S = 1_700_000_000.0
 

@@ -14,9 +14,9 @@ from worldfork.content.layer import walk
 from worldfork.content.manifest import read_manifest
 from worldfork.core.beneath import open_beneath
 from worldfork.core.errors import NotFound, OutOfSpace, StoreError
-from worldfork.store.compare import differences
+from worldfork.keeping.compare import differences
+from worldfork.keeping.findings import LAYER, CheckReport, Finding
 from worldfork.store.failures import typed
-from worldfork.store.findings import LAYER, CheckReport, Finding
 from worldfork.store.store import Store
 
 MANIFEST, CONTENT = "manifest", "fs"

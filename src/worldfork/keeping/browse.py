@@ -16,10 +16,10 @@ from worldfork.content.manifest import read_manifest
 from worldfork.content.merged import Describing, MergedView
 from worldfork.content.stack import Node
 from worldfork.core.errors import ConfigError, Corrupt, PathError
+from worldfork.keeping.sealing import manifest_path
 from worldfork.records.snapshot import LayerRecord, SnapshotRecord
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
-from worldfork.store.sealing import manifest_path
 from worldfork.store.store import Store
 
 

@@ -15,13 +15,13 @@ from tests.stores import add_snapshot, exit_code_of, home_at, in_child, start_ch
 
 from worldfork.core.errors import NotFound
 from worldfork.core.ids import new_id
+from worldfork.keeping.check import check
+from worldfork.keeping.repair import RepairReport, repair
+from worldfork.keeping.sealing import manifest_path, seal
+from worldfork.keeping.sharing import share_equal
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store import faultpoints
-from worldfork.store.check import check
 from worldfork.store.leases import Holder
-from worldfork.store.repair import RepairReport, repair
-from worldfork.store.sealing import manifest_path, seal
-from worldfork.store.sharing import share_equal
 from worldfork.store.store import Store
 
 STOPPED = 42

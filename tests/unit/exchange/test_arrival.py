@@ -21,11 +21,12 @@ from tests.travel import FORM, add_tree, digests, exported, traces
 from worldfork.content.archive import ArchiveReader, LayerHead
 from worldfork.core.errors import ConfigError, Corrupt, FormatUnsupported, Locked, StoreError
 from worldfork.core.ids import new_id
+from worldfork.exchange import arrival
+from worldfork.exchange.arrival import import_snapshot
+from worldfork.exchange.passage import Passage
+from worldfork.keeping.sealing import manifest_path
 from worldfork.records.snapshot import SnapshotRecord
-from worldfork.store import arrival, faultpoints, home
-from worldfork.store.arrival import import_snapshot
-from worldfork.store.passage import Passage
-from worldfork.store.sealing import manifest_path
+from worldfork.store import faultpoints, home
 from worldfork.store.store import Store
 
 STOPPED = 42
@@ -378,7 +379,7 @@ from pathlib import Path
 from tests.stores import home_at
 from tests.travel import FORM, exported, traces
 from worldfork.core.errors import OutOfSpace
-from worldfork.store.arrival import import_snapshot
+from worldfork.exchange.arrival import import_snapshot
 from worldfork.store.store import Store
 place, archive = Path(sys.argv[1]), Path(sys.argv[2]).read_bytes()
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place)], check=True)

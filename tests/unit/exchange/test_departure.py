@@ -12,8 +12,8 @@ from tests.travel import FORM, add_tree, exported, traces
 
 from worldfork.content.archive import ArchiveReader
 from worldfork.core.errors import ConfigError, Corrupt, NotFound, StoreError
-from worldfork.store.departure import export_snapshot
-from worldfork.store.sealing import manifest_path, seal
+from worldfork.exchange.departure import export_snapshot
+from worldfork.keeping.sealing import manifest_path, seal
 from worldfork.store.store import Store
 
 
