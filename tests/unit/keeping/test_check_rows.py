@@ -107,7 +107,7 @@ def test_a_living_holder_without_its_layers_and_a_dead_one(store: Store) -> None
     missing = new_id("ly")
     store.hold([Holder(holder_id, layers=record.layers) for holder_id in (living, dead, garbled)])
     change(store, "UPDATE holders SET layers = ? WHERE holder_id != ?", json.dumps([missing]), garbled)
-    change(store, "UPDATE holders SET created_s = 0 WHERE holder_id = ?", dead)
+    change(store, "UPDATE holders SET created_s = 0, renewed_s = -1 WHERE holder_id = ?", dead)
     change(store, "UPDATE holders SET layers = '{}' WHERE holder_id = ?", garbled)
     assert set(lines(check(store))) == {
         f"holder {living}: layers: expected the layer {missing}, found no such layer",
