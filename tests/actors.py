@@ -18,6 +18,15 @@ from worldfork.store import faultpoints
 _PATIENCE_S = 30.0
 
 
+_living: set[Actor] = set()
+
+
+def end_all() -> None:
+    """Kill the processes that a test which failed has left, stopped or not."""
+    for actor in list(_living):
+        actor.kill()
+
+
 class Actor:
     """A process that does its work and stops at steps: at the first of these, then at the next one after it.
 
@@ -49,6 +58,7 @@ class Actor:
             os._exit(0)
 
         self.pid = start_child(live)
+        _living.add(self)
         os.close(tell)
         os.close(allowed)
         self._allow = allow
@@ -91,6 +101,7 @@ class Actor:
         assert self._reap() == -signal.SIGKILL
 
     def _reap(self) -> int:
+        _living.discard(self)
         os.close(self._allow)
         self._lines.close()
         return exit_code_of(self.pid)

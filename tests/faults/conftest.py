@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import actors
 from tests.roots import make_small_root
 
 
@@ -21,3 +22,10 @@ def memory() -> Iterator[Path]:
     """A directory that nobody has to wait for: for tests that tell by themselves what a disk would keep."""
     with tempfile.TemporaryDirectory(prefix="worldfork-test-", dir="/dev/shm") as directory:
         yield Path(directory)
+
+
+@pytest.fixture(autouse=True)
+def no_actor_is_left() -> Iterator[None]:
+    """End the processes of a test that failed while they stood at a step."""
+    yield
+    actors.end_all()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.actors import Actor
-from tests.stores import FORM, add_world, home_at, record_of, strays, torn, write_world
+from tests.stores import FORM, add_world, home_at, in_child, record_of, strays, torn, write_world
 
 from worldfork.core.errors import Locked, NotFound
 from worldfork.core.ids import new_id
@@ -19,6 +19,7 @@ from worldfork.exchange.departure import export_snapshot
 from worldfork.keeping import squash
 from worldfork.keeping.check import check
 from worldfork.keeping.sealing import seal
+from worldfork.lineage import place as places
 from worldfork.store import connections
 from worldfork.store.leases import Holder
 from worldfork.store.store import Store
@@ -406,4 +407,31 @@ def test_a_lost_reading_says_so_on_leaving(store: Store, home: Path) -> None:
     reader.wake()
     assert reader.end().error == "StoreError"
     assert "stood still" in reader.message
+    expect_order(store)
+
+
+def test_a_home_is_settled_although_a_sweep_stands_still(
+    store: Store, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a dead process had promised is brought to disk by whoever opens the home next, and nobody waits for ever."""
+    promised: list[str] = []
+    owner = in_its_own(home, lambda mine: add_world(mine, "promised").snapshot_id, "publish:committed")
+    owner.meet("publish:committed")
+    owner.kill()
+    promised += [record.snapshot_id for record in store.snapshots()]
+    store.hold([Holder(new_id("sb"), snapshot_id=promised[0])])
+    sweeper = in_its_own(home, lambda mine: mine.sweep(grace_s=0).holders, "sweep:holder_cleared")
+    sweeper.meet("sweep:holder_cleared")
+    sweeper.stand_still()
+    monkeypatch.setenv("WORLDFORK_HOME", str(home))
+    monkeypatch.setenv("WORLDFORK_LEASE_TTL_S", f"{TTL_S:.0f}")
+
+    def visit() -> None:
+        places.place()
+        places.close_places()  # which waits for what it has begun
+
+    assert in_child(visit) == 0
+    assert store.snapshot(promised[0]).state == "durable"
+    sweeper.wake()
+    assert len(sweeper.end().value) == 1
     expect_order(store)
