@@ -20,7 +20,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def memory() -> Iterator[Path]:
     """A directory that nobody has to wait for: for tests that tell by themselves what a disk would keep."""
-    with tempfile.TemporaryDirectory(prefix="worldfork-test-", dir="/dev/shm") as directory:
+    with tempfile.TemporaryDirectory(prefix="wf-store-", dir="/dev/shm") as directory:
         yield Path(directory)
 
 

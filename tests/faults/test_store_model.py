@@ -38,7 +38,7 @@ class Life(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.directory = Path(tempfile.mkdtemp(prefix="worldfork-test-", dir="/dev/shm"))
+        self.directory = Path(tempfile.mkdtemp(prefix="wf-store-", dir="/dev/shm"))
         self.boot = 0
         self.patches = [
             mock.patch("worldfork.store.connections.LONG_LOG_BYTES", 64 << 10),
