@@ -286,6 +286,8 @@ class Work:
     verbs: tuple[str, ...]
     heals: bool = False
     """What it is done to is damaged."""
+    known: bool = False
+    """It takes the same ways to the disk as another work: fewer crashes are tried."""
     at_once: bool = False
     """After a crash it is done again before anything is swept or collected."""
 
@@ -300,8 +302,8 @@ WORKS = {
     "share": Work(twins, sharing, 6, ("rewrite", "share_equal", "collect")),
     "squash": Work(deep, squashing, 20, ("squash", "merge", "make_layers_durable", "rewrite"), at_once=True),
     "import": Work(elsewhere, importing, 20, ("import", "begin_layer", "claim", "publish"), at_once=True),
-    "pull": Work(elsewhere, pulling, 20, ("pull", "import", "begin_layer", "publish"), at_once=True),
-    "export and push": Work(two, leaving, 20, ("export", "push", "seal", "set_exported")),
+    "pull": Work(elsewhere, pulling, 20, ("pull", "import", "begin_layer", "publish"), known=True, at_once=True),
+    "export and push": Work(two, leaving, 20, ("export", "push", "seal", "set_exported"), known=True),
     "repair": Work(damaged, repairing, 15, ("repair", "rewrite", "make_layers_durable"), heals=True),
     "upgrade": Work(of_format_1, upgrading, 10, ("upgrade",)),
     "sweep": Work(a_mess, sweeping, 8, ("sweep", "discard", "abandon_layer", "trash")),

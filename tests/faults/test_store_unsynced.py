@@ -118,7 +118,8 @@ def expect_after(left: Path, loss: Kept, diary: Diary, work: Work, where: str, m
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", WORKS)
 def test_a_stop_or_a_crash_at_any_step(name: str, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = stops(name, memory, [NO_LOSS, *LOSSES], monkeypatch)
+    losses = [NO_LOSS, *(LOSSES[1::2] if WORKS[name].known else LOSSES)]
+    steps = stops(name, memory, losses, monkeypatch)
     assert len(steps) >= WORKS[name].least, steps
     for verb in WORKS[name].verbs:
         assert any(step.startswith(f"{verb}:") for step in steps), (verb, steps)
