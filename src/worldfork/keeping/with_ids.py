@@ -45,13 +45,13 @@ def with_range(store: Store, function: Callable[Concatenate[Store, _P], _T], *ar
 
     Args and errors: as `with_ids`.
     """
-    return cast(_T, mapped.run(_in_home, store.home, function, args, kwargs))
+    return cast(_T, mapped.run(_in_home, store.home, store.ttl_s, function, args, kwargs))
 
 
 def _in_home(
-    home: Home, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    home: Home, ttl_s: float, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
-    store = Store.open(home)
+    store = Store.open(home, ttl_s=ttl_s)
     try:
         return function(store, *args, **kwargs)
     finally:

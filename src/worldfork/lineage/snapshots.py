@@ -180,4 +180,5 @@ class ForkResults(Sequence[ForkResult[S]]):
 async def wait_durable(future: Any) -> None:
     """Wait for a synchronisation that runs in a thread."""
     if future is not None:
-        await asyncio.wrap_future(future)
+        # Whoever gives up waiting does not call off what others wait for too.
+        await asyncio.shield(asyncio.wrap_future(future))

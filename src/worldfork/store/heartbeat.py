@@ -31,12 +31,12 @@ class Heartbeat:
         self._mutex = threading.Lock()
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
+        self._asked = 0
 
     def start(self) -> None:
-        """See to it that the thread runs. Cheap where it does."""
-        if self._thread is not None:
-            return
+        """See to it that the thread runs, and goes on to. Cheap where it does."""
         with self._mutex:
+            self._asked += 1
             found: threading.Thread | None = self._thread
             if found is None and not self._over.is_set():
                 thread = threading.Thread(target=self._run, name="worldfork-heartbeat", daemon=True)
@@ -48,15 +48,17 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._over.wait(self._every_s):
+            asked = self._asked
             try:
                 idle = self._renew() == 0
             except WorldforkError as error:
                 _log.warning("leases could not be renewed: %s", error)
                 continue
-            if idle:
-                # From here on `start` makes a new thread; a lease that was taken since the look is young enough for it.
-                self._thread = None
-                return
+            with self._mutex:
+                # Whoever took a lease since the look has counted on this thread.
+                if idle and asked == self._asked:
+                    self._thread = None
+                    return
 
     def stop(self) -> None:
         """End the thread. Idempotent."""

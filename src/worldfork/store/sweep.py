@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from worldfork.core.errors import StoreError, WorldforkError
+from worldfork.core.errors import Locked, StoreError, WorldforkError
 from worldfork.store import locks
 from worldfork.store.durability import Durability
 from worldfork.store.failures import typed
@@ -16,7 +17,9 @@ from worldfork.store.leases import GRACE_S, READING, Holder
 
 _PATIENCE_S = 10.0
 """How long a sweep waits for that of another process."""
-_TORN = "state = 'ready' AND boot_id != ?"
+_ELSEWHEN = "boot_id NOT IN (SELECT value FROM json_each(:boots))"
+"""Of another boot of the machine than this."""
+_TORN = f"state = 'ready' AND {_ELSEWHEN}"
 _USED = (
     "layer_id IN (SELECT value FROM snapshots, json_each(CASE WHEN json_valid(record) THEN record ELSE '{}' END,"
     " '$.layers'))"
@@ -51,27 +54,37 @@ class Sweeping(Durability):
         Raises:
             StoreError: the metadata failed; nothing was dropped.
         """
-        condition = "state != 'durable' AND boot_id != ?"
+        condition = f"state != 'durable' AND {_ELSEWHEN}"
+        boots = {"boots": json.dumps(sorted(self._present_boots()))}
         with self.database.read() as db:
-            pending = db.execute(f"SELECT 1 FROM snapshots WHERE {condition}", (self.boot_id,)).fetchone()
-            if not pending and not db.execute(f"SELECT 1 FROM layers WHERE {_TORN}", (self.boot_id,)).fetchone():
+            pending = db.execute(f"SELECT 1 FROM snapshots WHERE {condition}", boots).fetchone()
+            if not pending and not db.execute(f"SELECT 1 FROM layers WHERE {_TORN}", boots).fetchone():
                 return []
         with self.database.write_lasting() as db:
             db.execute(
                 "UPDATE layers SET state = 'durable' WHERE state = 'ready' AND layer_id IN (SELECT value"
-                " FROM snapshots s, json_each(s.record, '$.layers') WHERE s.state = 'synced' AND s.boot_id != ?)",
-                (self.boot_id,),
+                f" FROM snapshots s, json_each(s.record, '$.layers') WHERE s.state = 'synced' AND s.{_ELSEWHEN})",
+                boots,
             )
-            db.execute(
-                f"UPDATE snapshots SET state = 'durable' WHERE {condition} AND state = 'synced'", (self.boot_id,)
-            )
+            db.execute(f"UPDATE snapshots SET state = 'durable' WHERE {condition} AND state = 'synced'", boots)
             query = f"SELECT snapshot_id FROM snapshots WHERE {condition} ORDER BY number"
-            lost = [row[0] for row in db.execute(query, (self.boot_id,)).fetchall()]
-            db.execute(f"DELETE FROM snapshots WHERE {condition}", (self.boot_id,))
-            db.execute(f"UPDATE layers SET state = 'condemned' WHERE {_TORN} AND NOT {_USED}", (self.boot_id,))
+            lost = [row[0] for row in db.execute(query, boots).fetchall()]
+            db.execute(f"DELETE FROM snapshots WHERE {condition}", boots)
+            db.execute(f"UPDATE layers SET state = 'condemned' WHERE {_TORN} AND NOT {_USED}", boots)
             fault("recover:written")
         fault("recover:committed")
         return lost
+
+    def _present_boots(self) -> set[str]:
+        """Return the boot ids that stand for this boot: ours, and those of owners who are alive.
+
+        A container may have been given a boot id of its own.
+        """
+        boots = {"boots": json.dumps([self.boot_id])}
+        unsettled = f"SELECT boot_id, owner_id FROM {{}} WHERE state != 'durable' AND {_ELSEWHEN}"
+        with self.database.read() as db:
+            rows = {row for table in ("layers", "snapshots") for row in db.execute(unsettled.format(table), boots)}
+        return {self.boot_id, *(boot for boot, owner_id in rows if self.is_alive(owner_id))}
 
     def sweep(self, *, dead: Callable[[Holder], None] | None = None, grace_s: float = GRACE_S) -> SweepReport:
         """Clear what dead owners and holders left; one failure never stops the rest.
@@ -125,13 +138,25 @@ class Sweeping(Durability):
             try:
                 if self.is_living(holder, grace_s=grace_s):
                     continue
-                if dead is not None and holder.kind != READING:
-                    dead(holder)
-                fault("sweep:holder_cleared")
-                self.release([holder.holder_id])
+                self._clear_holder(holder, dead)
                 report.holders.append(holder.holder_id)
             except Exception as error:
                 report.failures.append((holder.holder_id, str(error) or type(error).__name__))
+
+    def _clear_holder(self, holder: Holder, dead: Callable[[Holder], None] | None) -> None:
+        # With its lock in our hands it cannot come alive after all, and find everything gone.
+        with typed(f"the lock of {holder.holder_id} cannot be taken"):
+            lock = locks.take(self.lock_path(holder.holder_id))
+        if lock is None:
+            raise Locked(f"{holder.holder_id} has come alive", holders=[holder.holder_id])
+        try:
+            if dead is not None and holder.kind != READING:
+                dead(holder)
+            fault("sweep:holder_cleared")
+            self.release([holder.holder_id])
+        finally:
+            with typed(f"the lock of {holder.holder_id} cannot be removed"):
+                lock.release()
 
     def _sweep_drafts(self, report: SweepReport, grace_s: float) -> None:
         with self.database.read() as db:
@@ -158,12 +183,25 @@ class Sweeping(Durability):
         with self.database.read() as db:
             known = {row[0] for row in db.execute("SELECT layer_id FROM layers")}
         for name in sorted(set(names) - known):
-            self._clear(report, self.home.layers / name)
+            self._clear_stray_layer(report, name)
+
+    def _clear_stray_layer(self, report: SweepReport, name: str) -> None:
+        """Move a directory without a row away, unless it has come to have one: ids of imports come from elsewhere."""
+        try:
+            with self.database.write() as db:
+                if db.execute("SELECT 1 FROM layers WHERE layer_id = ?", (name,)).fetchone():
+                    return
+                moved = self._move_to_trash(self.home.layers / name)
+        except WorldforkError as error:
+            report.failures.append((f"layers/{name}", str(error)))
+        else:
+            if moved:
+                report.leftovers.append(f"layers/{name}")
 
     def _sweep_tmp(self, report: SweepReport) -> None:
         with typed("the temporary files cannot be listed"):
             names = os.listdir(self.home.tmp.parent)
-        for name in sorted(set(names) - {self.boot_id}):
+        for name in sorted(set(names) - self._present_boots()):
             self._clear(report, self.home.tmp.parent / name)
 
     def _sweep_locks(self, report: SweepReport) -> None:
