@@ -131,15 +131,22 @@ def _seal_again(store: Store, layer_id: str) -> bool:
 
 def _from_a_copy(store: Store, done: RepairReport, lease: Reading, record: LayerRecord, fetch: Fetch) -> Repaired:
     assert record.digest is not None
+    with store.watching_disk() as disk:
+        return _from_the_copy(store, done, lease, record, fetch, disk)
+
+
+def _from_the_copy(
+    store: Store, done: RepairReport, lease: Reading, record: LayerRecord, fetch: Fetch, disk: int
+) -> Repaired:
     draft = store.begin_layer(form=record.form, size_hint_bytes=record.stored_bytes or 0)
     try:
-        fetch(record.digest, draft.path, record.form)
+        fetch(str(record.digest), draft.path, record.form)
         fault("repair:fetched")
         sealed = _proven(draft, record)
         with typed(f"the layer {record.layer_id} cannot be looked at"):
             is_there = store.layer_path(record.layer_id).is_dir()
         if is_there:
-            return _replace(store, done, lease, record, draft, sealed)
+            return _replace(store, done, lease, record, (draft, sealed), disk)
         _put_in_place(store, lease, record.layer_id, draft)
         return Repaired(record.layer_id, "put in place")
     finally:
@@ -178,10 +185,15 @@ def _put_in_place(store: Store, lease: Reading, layer_id: str, draft: LayerDraft
 
 
 def _replace(
-    store: Store, done: RepairReport, lease: Reading, record: LayerRecord, draft: LayerDraft, sealed: Sealed
+    store: Store,
+    done: RepairReport,
+    lease: Reading,
+    record: LayerRecord,
+    copy: tuple[LayerDraft, Sealed],
+    disk: int,
 ) -> Repaired:
     """Let all durable snapshots stand on the copy, so that live sandboxes go on with what they have mounted."""
-    old = record.layer_id
+    old, (draft, sealed) = record.layer_id, copy
     # Only these can be put onto another layer.
     store.make_all_durable(_users(store, old, "state != 'durable'"))
     # Who shares equal layers prefers the oldest, which is the damaged one until its digest is taken back.
@@ -189,7 +201,7 @@ def _replace(
         store.publish_merge(lease, draft.layer_id, covers=record.covers, level=record.level)
         store.sealed(draft.layer_id, sealed)
         fault("repair:published")
-        store.make_layers_durable([draft.layer_id])
+        store.make_layers_durable([draft.layer_id], [disk])
         count = store.rewrite((old,), (draft.layer_id,))
         fault("repair:rewritten")
         users = _users(store, old)

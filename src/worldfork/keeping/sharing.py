@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from worldfork.content.ids import ids_of
 from worldfork.content.manifest import read_manifest
 from worldfork.core.beneath import open_beneath
 from worldfork.core.errors import NotFound, WorldforkError
@@ -49,10 +50,12 @@ def share_equal(store: Store) -> ShareReport:
         StoreError: the metadata cannot be read.
     """
     report = ShareReport()
-    equal: dict[tuple[str, str], list[str]] = defaultdict(list)
+    equal: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for record in store.layers_known():
         if record.digest is not None and record.state == "durable":
-            equal[record.form, record.digest].append(record.layer_id)
+            # Owners are as seen inside in a digest: under another map the same ones are others on disk.
+            ids = ids_of(store.layer_path(record.layer_id))
+            equal[record.form, ids, record.digest].append(record.layer_id)
     copies = {copy: layer_ids[0] for layer_ids in equal.values() for copy in layer_ids[1:]}
     if not copies:
         return report

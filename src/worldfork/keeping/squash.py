@@ -144,7 +144,7 @@ def _planned(store: Store) -> list[Run]:
 
 
 def _squash(store: Store, run: Run, report: SquashReport) -> None:
-    with store.reading(layers=run.layers, purpose="squash") as lease:
+    with store.reading(layers=run.layers, purpose="squash") as lease, store.watching_disk() as disk:
         merged = _existing(store, lease, run.layers)
         if merged is None:
             merged = _merge(store, lease, run)
@@ -152,7 +152,7 @@ def _squash(store: Store, run: Run, report: SquashReport) -> None:
         else:
             report.reused.append(merged)
         fault("squash:published")
-        store.make_layers_durable([merged])
+        store.make_layers_durable([merged], [disk])
         fault("squash:durable")
         lease.check()
         report.snapshots += store.rewrite(run.layers, (merged,))

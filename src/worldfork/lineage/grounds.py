@@ -42,10 +42,11 @@ async def base_snapshot(place: Place, text: str) -> SnapshotRecord:
 
 
 async def _make(place: Place, base: Base, name: str) -> SnapshotRecord:
-    record = await place.work(lambda: _write(place, base))
-    if base.kind == "host":
-        record = await _add_venv(place, record)
-    await place.work(lambda: place.store.make_durable(record.snapshot_id))
+    with place.store.watching_disk() as disk:
+        record = await place.work(lambda: _write(place, base))
+        if base.kind == "host":
+            record = await _add_venv(place, record)
+        await place.work(lambda: place.store.make_durable(record.snapshot_id, [disk]))
     await place.work(lambda: place.store.set_name(name, record.snapshot_id))
     return record
 

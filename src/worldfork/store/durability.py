@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from worldfork.core.errors import NotFound, StoreError, WorldforkError
@@ -54,15 +55,32 @@ class Durability(Snapshots):
             errors.update({snapshot_id: self._reason(snapshot_id, error) for snapshot_id in waiting})
         return errors
 
-    def make_layers_durable(self, layer_ids: Sequence[str]) -> None:
+    @contextmanager
+    def watching_disk(self) -> Iterator[int]:
+        """Give a descriptor for `sync_fds`: what fails to reach the disk from here on is reported to it.
+
+        Raises:
+            OutOfSpace, StoreError: it cannot be opened.
+        """
+        with typed("the layers cannot be opened"):
+            fd = os.open(self.home.layers, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def make_layers_durable(self, layer_ids: Sequence[str], sync_fds: Sequence[int] = ()) -> None:
         """Bring layers that no snapshot uses yet to disk, and say so. Hold them meanwhile.
 
+        Args:
+            layer_ids: which.
+            sync_fds: as of `make_durable`.
         Raises:
             NotFound: one is gone. OutOfSpace, StoreError: the disk failed.
         """
         unsettled = self._unsettled(layer_ids)
         with typed("layers cannot be brought to disk"):
-            self._sync(())
+            self._sync(sync_fds)
             for layer_id in unsettled:
                 self._sync_layer(layer_id)
             _sync_directory(self.home.layers)

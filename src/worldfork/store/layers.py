@@ -81,7 +81,7 @@ class Layers(OwnedStore):
         chosen = new_id("ly") if layer_id is None else check_id("ly", layer_id)
         self._announce(chosen, form, given=layer_id is not None)
         layer_id = chosen
-        self._heartbeat.start()
+        self._go_on_with(layer_id)
         place = self.home.layers / layer_id
         try:
             fault("begin_layer:announced")
@@ -158,6 +158,7 @@ class Layers(OwnedStore):
             StoreError: the disk or the metadata failed.
         """
         check_id("ly", layer_id)
+        self._leases.discard(layer_id)
         with self.database.write() as db:
             row = db.execute("SELECT state, owner_id FROM layers WHERE layer_id = ?", (layer_id,)).fetchone()
             if row is None or (owner_id is not None and row[1] != owner_id):

@@ -7,10 +7,10 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from worldfork.core.errors import NotFound
+from worldfork.core.errors import Corrupt, NotFound
 from worldfork.core.ids import PREFIXES, check_id
 from worldfork.store import locks
-from worldfork.store.failures import typed
+from worldfork.store.failures import FIND_DAMAGE, typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.layers import require_layers
 from worldfork.store.owner import OwnedStore, frees_space
@@ -169,4 +169,10 @@ def _check_holder_id(text: str) -> str:
 
 def _as_holder(row: tuple[str, str, str | None, str, str, str, float, float]) -> Holder:
     holder_id, kind, snapshot_id, layers, facts, owner_id, created_s, renewed_s = row
-    return Holder(holder_id, kind, snapshot_id, tuple(json.loads(layers)), facts, owner_id, created_s, renewed_s)
+    try:
+        listed = tuple(str(layer_id) for layer_id in json.loads(layers))
+    except (ValueError, TypeError) as error:
+        raise Corrupt(
+            f"what {holder_id} stands on cannot be read", remedy=FIND_DAMAGE, expected="ids of layers", actual=layers
+        ) from error
+    return Holder(holder_id, kind, snapshot_id, listed, facts, owner_id, created_s, renewed_s)

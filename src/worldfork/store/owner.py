@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import threading
@@ -51,6 +52,9 @@ class OwnedStore:
         self.database = Database(home.database, lock_directory=home.locks)
         self._owner: tuple[str, locks.RecordLock] | None = None
         self._owner_mutex = threading.Lock()
+        self._leases: set[str] = set()
+        """Ids of the drafts and readings that this process goes on with. What was given up and could not be forgotten
+        is not among them, and runs out."""
         self._heartbeat = self._new_heartbeat()
         _follow_forks(self)
 
@@ -58,19 +62,25 @@ class OwnedStore:
         return Heartbeat(self._renew, every_s=self.ttl_s / _BEATS)
 
     def _renew(self) -> int:
-        """Renew the drafts and readings that this process still has; return how many those are."""
-        owner = self._owner
-        if owner is None:
+        """Renew the drafts and readings that this process goes on with; return how many those are."""
+        owner, leases = self._owner, list(self._leases)
+        if owner is None or not leases:
             return 0
-        values = (self._clock.monotonic_s(), owner[0])
+        values = (self._clock.monotonic_s(), owner[0], json.dumps(leases))
+        mine = "owner_id = ? AND {} IN (SELECT value FROM json_each(?))"
         with self.database.write() as db:
-            drafts = db.execute(
-                "UPDATE layers SET renewed_s = ? WHERE state = 'building' AND owner_id = ?", values
-            ).rowcount
-            readings = db.execute(
-                "UPDATE holders SET renewed_s = ? WHERE kind = 'reading' AND owner_id = ?", values
-            ).rowcount
-        return int(drafts + readings)
+            db.execute(
+                f"UPDATE layers SET renewed_s = ? WHERE state = 'building' AND {mine.format('layer_id')}", values
+            )
+            db.execute(
+                f"UPDATE holders SET renewed_s = ? WHERE kind = 'reading' AND {mine.format('holder_id')}", values
+            )
+        return len(leases)
+
+    def _go_on_with(self, lease_id: str) -> None:
+        """Renew a draft or a reading from now on."""
+        self._leases.add(lease_id)
+        self._heartbeat.start()
 
     def is_going(self, owner_id: str, renewed_s: float) -> bool:
         """Tell whether an owner is alive and has said so within `ttl_s`.
@@ -195,6 +205,7 @@ class OwnedStore:
         self.database.start_over()
         self._owner = None
         self._owner_mutex = threading.Lock()
+        self._leases = set()
         self._heartbeat = self._new_heartbeat()
 
 

@@ -107,11 +107,12 @@ class Readings(Layers, Leases):
                     self._clock.monotonic_s(),
                 ),
             )
-        self._heartbeat.start()
+        self._go_on_with(reading_id)
         return Reading(self, reading_id, snapshot_id, layers)
 
     @frees_space
     def _end_reading(self, lease: Reading) -> bool:
+        self._leases.discard(lease.reading_id)
         with self.database.write() as db:
             held = db.execute("DELETE FROM holders WHERE holder_id = ?", (lease.reading_id,)).rowcount
         return held == 1
@@ -135,6 +136,7 @@ class Readings(Layers, Leases):
             )
             _hold(db, lease, [layer_id])
             fault("merge:written")
+        self._leases.discard(layer_id)
         fault("merge:committed")
 
 

@@ -16,6 +16,8 @@ from worldfork.store.readings import Readings
 
 LEVELS = tuple(level.value for level in SnapshotLevel)
 _LONGEST_NAME = 200
+_REWRITTEN_AT_ONCE = 16
+"""Snapshots of one transaction, about 50 us each: a fork waits for it."""
 _COLUMNS = "state, record, level, digest, exported"
 
 
@@ -56,6 +58,7 @@ class Snapshots(Readings):
                 (record.snapshot_id, owner_id, self.boot_id, record.created_s, ready.to_json(), record.level),
             )
             fault("publish:written")
+        self._leases.difference_update(new_layers)
         fault("publish:committed")
 
     def _expect_content(self, layer_ids: Sequence[str]) -> None:
@@ -99,17 +102,31 @@ class Snapshots(Readings):
         """
         if not run:
             raise ConfigError("no layers to rewrite", remedy="name at least one")
-        replaced = 0
-        with self.database.write_lasting() as db:
-            require_durable(db, by)
-            # The ids of a run are 19 characters between quotes, so that a search in the text finds no half of one.
+        # The ids of a run are 19 characters between quotes, so that a search in the text finds no half of one.
+        with self.database.read() as db:
             rows = db.execute(
-                "SELECT number, record FROM snapshots WHERE state = 'durable' AND instr(record, ?) > 0",
-                (f'"{run[0]}"',),
+                "SELECT number FROM snapshots WHERE state = 'durable' AND instr(record, ?) > 0", (f'"{run[0]}"',)
             ).fetchall()
-            for number, text in rows:
+        numbers = [row[0] for row in rows]
+        replaced = 0
+        for start in range(0, max(1, len(numbers)), _REWRITTEN_AT_ONCE):
+            replaced += self._rewrite_some(numbers[start : start + _REWRITTEN_AT_ONCE], run, by)
+            fault("rewrite:committed")
+        if replaced:
+            self.database.sync_log()
+            fault("rewrite:lasting")
+        return replaced
+
+    def _rewrite_some(self, numbers: Sequence[int], run: Sequence[str], by: Sequence[str]) -> int:
+        replaced = 0
+        with self.database.write() as db:
+            require_durable(db, by)
+            for number in numbers:
+                row = db.execute("SELECT record FROM snapshots WHERE number = ?", (number,)).fetchone()
+                if row is None:
+                    continue
                 try:
-                    record = SnapshotRecord.from_json(text)
+                    record = SnapshotRecord.from_json(row[0])
                 except (ValueError, TypeError, KeyError):
                     continue  # damaged, which a check tells; it must not keep all others from going on
                 layers = exchanged(record.layers, run, by)
@@ -121,7 +138,6 @@ class Snapshots(Readings):
                 # A collection that looked before this must look again.
                 db.execute("UPDATE counters SET value = value + 1 WHERE name = 'rewrites'")
             fault("rewrite:written")
-        fault("rewrite:committed")
         return replaced
 
     def set_digest(self, snapshot_id: str, digest: str) -> None:

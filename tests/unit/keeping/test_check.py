@@ -326,7 +326,7 @@ def test_what_a_crash_of_the_machine_made_worthless_is_a_note(store: Store) -> N
     shutil.rmtree(store.layer_path(lost.layers[0]))
     assert not check(store).sound
     for table in ("snapshots", "layers"):
-        change(store, f"UPDATE {table} SET boot_id = 'another-boot'")
+        change(store, f"UPDATE {table} SET boot_id = 'another-boot', owner_id = 'of then'")
     report = check(store)
     assert report.sound
     assert (report.snapshots, report.layers, report.moving) == (1, 1, 1)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.stores import add_snapshot, in_child, problems
+from tests.stores import add_snapshot, in_child, problems, record_of
 
 from worldfork.core.clock import ManualClock
 from worldfork.core.errors import StoreError
@@ -193,3 +193,53 @@ def test_a_layer_with_a_mount_in_it_never_costs_what_is_mounted(tmp_path: Path) 
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_living_owner_tells_that_another_boot_id_is_of_this_boot(store: Store) -> None:
+    """A container may have been given one of its own."""
+    record = add_snapshot(store)
+    with store.database.write() as db:
+        db.execute("UPDATE snapshots SET boot_id = 'a container'")
+        db.execute("UPDATE layers SET boot_id = 'a container'")
+    beside = store.home.tmp.parent / "a container"
+    beside.mkdir()
+    assert store.recover() == []
+    assert store.sweep() == SweepReport()
+    assert beside.is_dir()
+    with store.database.write() as db:
+        db.execute("UPDATE snapshots SET owner_id = 'ow-gone'")
+        db.execute("UPDATE layers SET owner_id = 'ow-gone'")
+    assert store.recover() == [record.snapshot_id]
+
+
+def test_a_stray_that_has_come_to_have_a_row_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer_id = new_id("ly")
+    (store.home.layers / layer_id).mkdir()
+    clear = store._clear_stray_layer
+
+    def import_it_meanwhile(report: SweepReport, name: str) -> None:
+        (store.home.layers / name).rmdir()
+        draft = store.begin_layer(form="trusted", layer_id=name)
+        draft.path.mkdir()
+        store.publish(record_of((name,)), [name])
+        clear(report, name)
+
+    monkeypatch.setattr(store, "_clear_stray_layer", import_it_meanwhile)
+    report = store.sweep()
+    assert (report.leftovers, report.failures) == ([], [])
+    assert store.layer_path(layer_id).is_dir()
+
+
+def test_what_comes_alive_while_it_is_cleared_is_left_alone(store: Store, clock: ManualClock) -> None:
+    sandbox = new_id("sb")
+    store.hold([Holder(sandbox, layers=add_snapshot(store).layers)])
+    clock.advance_s(1000)
+    locked: list[bool] = []
+
+    def dead(holder: Holder) -> None:
+        # Its PID 1, which takes its lock just now, does not get it any more.
+        locked.append(store.is_alive(holder.holder_id))
+
+    assert store.sweep(dead=dead).holders == [sandbox]
+    assert locked == [True]
+    assert not store.lock_path(sandbox).exists()
