@@ -111,8 +111,10 @@ def _layers(db: sqlite3.Connection, report: CheckReport, known: Metadata) -> Non
 
 def _snapshots(db: sqlite3.Connection, store: Store, report: CheckReport, known: Metadata) -> None:
     lost = []
-    rows = db.execute("SELECT snapshot_id, state, boot_id, level, record FROM snapshots ORDER BY number")
-    for snapshot_id, state, boot_id, level, text in rows:
+    rows = db.execute(
+        "SELECT snapshot_id, state, boot_id, level, record, json_valid(record) FROM snapshots ORDER BY number"
+    )
+    for snapshot_id, state, boot_id, level, text, is_json in rows:
         if state == "ready" and boot_id != store.boot_id:
             lost.append(_text(snapshot_id))
             continue
@@ -123,6 +125,8 @@ def _snapshots(db: sqlite3.Connection, store: Store, report: CheckReport, known:
         if level not in _LEVELS:
             problems.add("level", f"one of {', '.join(_LEVELS)}", level)
         record = _parsed(text, problems)
+        if record is not None and not is_json:
+            problems.add("record", "JSON that SQLite reads", text)
         if record is not None:
             _record(record, state, problems, known)
     if lost:
@@ -159,6 +163,10 @@ def _record(record: SnapshotRecord, state: str, problems: _Problems, known: Meta
         problems.add("snapshot_id", problems.snapshot_id, record.snapshot_id)
     if record.form not in FORMS:
         problems.add("form", " or ".join(FORMS), record.form)
+    try:
+        record.check()  # what does not pass may keep all others from being listed
+    except (ConfigError, TypeError, AttributeError, RecursionError) as error:
+        problems.add("record", "text and finite numbers", str(error))
     if len(set(record.layers)) != len(record.layers):
         problems.add("layers", "each layer once", "one that is there twice")
     known.used.update(record.layers)

@@ -12,7 +12,7 @@ import sys
 import threading
 from dataclasses import dataclass, field
 
-from worldfork.core.errors import WorldforkError
+from worldfork.core.errors import Locked, WorldforkError
 from worldfork.core.settings import Settings, load_settings
 from worldfork.keeping.quota import enforce_quota
 from worldfork.keeping.sealing import seal_all
@@ -45,14 +45,19 @@ class UpkeepReport:
     """What could not be done, and why; the next upkeep tries again."""
 
 
-def keep_up(store: Store, settings: Settings) -> UpkeepReport:
+def keep_up(store: Store, settings: Settings, *, wait_s: float | None = None) -> UpkeepReport:
     """Do all of it once; one failure never stops the rest. Blocking, for seconds or minutes.
 
+    Args:
+        store: of which home.
+        settings: for the quota.
+        wait_s: how long to wait for another process that is at it, in seconds; the time to live of a lease by default.
     Raises:
+        Locked: that was not enough.
         OutOfSpace, StoreError: it could not begin.
     """
     report = UpkeepReport()
-    with store.single_flight("upkeep"):
+    with store.single_flight("upkeep", wait_s=wait_s):
         steps = (_lost, _seal, _share, _squash, _quota, _collect)
         for step in steps:
             try:
@@ -109,13 +114,15 @@ def _end_with_input() -> None:
 
 
 def main() -> int:
-    """Run as a program; returns its exit code."""
+    """Run as a program; returns its exit code: `os.EX_TEMPFAIL` where another process is at it."""
     threading.Thread(target=_end_with_input, name="worldfork-end", daemon=True).start()
     os.nice(_NICE)
     settings = load_settings()
     store = Store.open(open_home(settings), ttl_s=settings.lease_ttl_s)
     try:
-        report = keep_up(store, settings)
+        report = keep_up(store, settings, wait_s=0)
+    except Locked:
+        return os.EX_TEMPFAIL
     finally:
         store.close()
     for what, why in report.failures:

@@ -27,24 +27,26 @@ class _Waiting:
 class Synchroniser:
     """What one process has promised to bring to disk, and from there to the remote."""
 
-    def __init__(self, store: Store, remote: str, slow: ThreadPoolExecutor, done: Callable[[], None]) -> None:
+    def __init__(self, store: Store, remote: str, done: Callable[[], None]) -> None:
         """Take where to work.
 
         Args:
             store: whose snapshots.
             remote: where those of level `exported` go.
-            slow: threads that may wait for a disk.
             done: called after each round.
         """
         self._store = store
         self._remote = remote
-        self._slow = slow
         self._done = done
+        # Of its own: a removal that takes minutes must not keep a snapshot from the disk.
+        self._syncing = ThreadPoolExecutor(1, thread_name_prefix="worldfork-sync")
         # A copy to the other end of the world must not keep the disk waiting.
         self._pushing = ThreadPoolExecutor(1, thread_name_prefix="worldfork-push")
         self._mutex = threading.Lock()
         self._waiting: list[_Waiting] = []
         self._under_way: dict[str, Future[None]] = {}
+        self._later: set[str] = set()
+        """Ids of snapshots that could not be copied."""
 
     def begin(self, snapshot_id: str, level: str, sync_fd: int | None) -> Future[None]:
         """Begin to bring a snapshot to where its level says; the descriptor is closed afterwards.
@@ -58,10 +60,12 @@ class Synchroniser:
             settled.set_result(None)
             return settled
         one = _Waiting(snapshot_id, level == "exported", sync_fd)
+        # Whoever stops waiting for it must not be able to call it off: others wait as well.
+        one.future.set_running_or_notify_cancel()
         with self._mutex:
             self._waiting.append(one)
             self._under_way[snapshot_id] = one.future
-        self._slow.submit(self._round)
+        _submit(self._syncing, self._round)
         return one.future
 
     def under_way(self, snapshot_id: str) -> Future[None] | None:
@@ -87,7 +91,7 @@ class Synchroniser:
         for one in many:
             failed = errors.get(one.snapshot_id)
             if failed is None and one.exported:
-                self._pushing.submit(self._push, one)
+                _submit(self._pushing, lambda one=one: self._push(one))  # type: ignore[misc]  # binds the loop's value
             else:
                 self._settle(one, failed)
         self._done()
@@ -97,9 +101,20 @@ class Synchroniser:
             push_one(self._store, one.snapshot_id, self._remote)
         except BaseException as error:
             _log.warning("%s could not be copied to %s: %s", one.snapshot_id, self._remote, error)
+            self._later.add(one.snapshot_id)
             self._settle(one, error)
         else:
             self._settle(one, None)
+            self._push_again()
+
+    def _push_again(self) -> None:
+        """Now that the remote is there: what could not be copied before."""
+        while self._later:
+            snapshot_id = self._later.pop()
+            try:
+                push_one(self._store, snapshot_id, self._remote)
+            except Exception as error:
+                _log.warning("%s could not be copied to %s: %s", snapshot_id, self._remote, error)
 
     def _settle(self, one: _Waiting, error: BaseException | None) -> None:
         with self._mutex:
@@ -116,11 +131,21 @@ class Synchroniser:
             _log.warning("%s could not be brought to disk: %s", snapshot_id, error)
         if self._remote:
             for snapshot_id in self._store.pending_export():
-                self._pushing.submit(self._push, _Waiting(snapshot_id, exported=True, sync_fd=None))
+                one = _Waiting(snapshot_id, exported=True, sync_fd=None)
+                _submit(self._pushing, lambda one=one: self._push(one))  # type: ignore[misc]  # binds the loop's value
 
     def close(self) -> None:
-        """Wait until all that was begun is done. The slow threads have ended before. Idempotent."""
+        """Wait until all that was begun is done. Idempotent."""
+        self._syncing.shutdown(wait=True)
         self._pushing.shutdown(wait=True)
+
+
+def _submit(threads: ThreadPoolExecutor, work: Callable[[], None]) -> None:
+    """Have a thread do it; at the end of the interpreter, when no thread takes anything any more, do it here."""
+    try:
+        threads.submit(work)
+    except RuntimeError:
+        work()
 
 
 def push_one(store: Store, snapshot_id: str, remote: str) -> None:

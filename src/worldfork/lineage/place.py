@@ -53,10 +53,10 @@ class Place:
         self.live: dict[str, Live] = {}
         """Sandboxes that this process started, by id; all but the detached ones end with it."""
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="worldfork-work")
-        # Synchronising and removing take long; they must not keep a fork waiting.
+        # Removing takes long; it must not keep a fork waiting.
         self._slow = ThreadPoolExecutor(1, thread_name_prefix="worldfork-slow")
         self.upkeep = Upkeep(settings)
-        self._synchroniser = Synchroniser(self.store, settings.remote, self._slow, self.upkeep.want)
+        self._synchroniser = Synchroniser(self.store, settings.remote, self.upkeep.want)
         self._watch: Watch | None = None
         self._closing = False
         self._slow.submit(self._settle)
@@ -286,6 +286,7 @@ def _forked() -> None:
     _lock = threading.Lock()
     for one in _places.values():
         one.driver.forget_spare()
+        one.upkeep.forget()
 
 
 os.register_at_fork(after_in_child=_forked)

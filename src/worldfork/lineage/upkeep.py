@@ -7,6 +7,8 @@ process is nice, ends with this one, and may be killed at any instant.
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
 import subprocess
 import sys
@@ -16,6 +18,12 @@ from collections.abc import Mapping
 
 from worldfork.core.settings import Settings
 
+_log = logging.getLogger("worldfork")
+# What the directory or the environment of a program offers as modules is not for us to run.
+_RUN = (
+    "import json, runpy, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
 _REST_S = 2.0
 """How long nothing was stored or begun before upkeep starts."""
 _AT_LATEST_S = 60.0
@@ -78,27 +86,44 @@ class Upkeep:
     def _work(self) -> None:
         # With the ids of all layers, if this user has a range.
         ranges = self._settings.id_range == "auto" and os.geteuid() != 0
-        under = ("-m", "worldfork.core.mapped") if ranges else ("-m",)
+        modules = ["worldfork.core.mapped"] * ranges + ["worldfork.keeping.upkeep"]
         try:
             process = subprocess.Popen(
-                [sys.executable, *under, "worldfork.keeping.upkeep"],
+                [sys.executable, "-I", "-c", _RUN, json.dumps(sys.path), *modules],
                 env={**os.environ, **variables(self._settings)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 start_new_session=True,
+                cwd="/",
             )
-        except OSError:
-            return  # without a process to spare it is left to a later time
+        except OSError as error:
+            _log.warning("no upkeep of the store: %s", error)
+            return  # it is left to a later time
         self._process = process
         self._mutex.release()
         try:
-            process.wait()
+            words = process.stderr.read() if process.stderr is not None else b""
+            code = process.wait()
         finally:
             self._mutex.acquire()
             self._process = None
-            if process.stdin is not None:
-                process.stdin.close()
+            for stream in (process.stdin, process.stderr):
+                if stream is not None:
+                    stream.close()
+        if code == os.EX_TEMPFAIL:
+            self._wanted_since_s = time.monotonic() + _AT_LATEST_S
+            self._busy_at_s = self._wanted_since_s
+        elif code and not self._over:
+            last = words.decode(errors="replace").strip().rpartition("\n")[2]
+            _log.warning("upkeep of the store ended with %d: %s", code, last)
+
+    def forget(self) -> None:
+        """In a forked child: let go of the other end of what the parent has started."""
+        process = self._process
+        for stream in (process.stdin, process.stderr) if process is not None else ():
+            if stream is not None:
+                stream.close()
 
     def stop(self) -> None:
         """End upkeep that is under way and begin no other. Idempotent."""

@@ -43,6 +43,8 @@ def test_a_base_is_named_once() -> None:
     "arguments",
     [
         {"cpus": 0},
+        {"cpus": float("inf")},
+        {"cpus": float("nan")},
         {"memory_mb": 1},
         {"pids": -1},
         {"timeout_secs": 0},

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.stores import add_snapshot, record_of
@@ -14,10 +17,12 @@ from tests.stores import add_snapshot, record_of
 from worldfork.core.errors import ConfigError, NotFound, OutOfSpace, StoreError
 from worldfork.lineage import durable
 from worldfork.lineage.durable import Synchroniser, check_level, expect_quota
+from worldfork.lineage.snapshots import wait_durable
 from worldfork.store import durability
 from worldfork.store.store import Store
 
 LONG_S = 30.0
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Setting:
@@ -25,19 +30,17 @@ class Setting:
 
     def __init__(self, store: Store, remote: str = "") -> None:
         self.rounds = 0
-        self.slow = ThreadPoolExecutor(1)
-        self.synchroniser = Synchroniser(store, remote, self.slow, self._count)
+        self.synchroniser = Synchroniser(store, remote, self._count)
 
     def _count(self) -> None:
         self.rounds += 1
 
     def keep_waiting(self) -> threading.Event:
         go = threading.Event()
-        self.slow.submit(go.wait)
+        self.synchroniser._syncing.submit(go.wait)
         return go
 
     def close(self) -> None:
-        self.slow.shutdown(wait=True)
         self.synchroniser.close()
 
 
@@ -158,3 +161,56 @@ def test_the_quota_is_told_before_anything_is_stored(store: Store) -> None:
     with pytest.raises(OutOfSpace) as raised:
         expect_quota(store, 4999)
     assert (raised.value.scope, raised.value.fields["over_bytes"]) == ("quota", 1)
+
+
+def test_a_waiter_that_gives_up_calls_nothing_off(store: Store, setting: Setting) -> None:
+    first, second = add_snapshot(store).snapshot_id, add_snapshot(store).snapshot_id
+    go = setting.keep_waiting()
+    futures = [setting.synchroniser.begin(one, "local", None) for one in (first, second)]
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await wait_durable(futures[0])
+
+    asyncio.run(give_up())
+    assert not futures[0].cancel()
+    go.set()
+    for future in futures:
+        future.result(LONG_S)
+    assert store.snapshot(second).state == "durable"
+
+
+def test_at_the_end_of_the_interpreter_it_is_done_all_the_same(tmp_path: Path) -> None:
+    program = f"""\
+from pathlib import Path
+from tests.stores import add_snapshot, home_at
+from worldfork.lineage import durable
+from worldfork.lineage.durable import Synchroniser
+from worldfork.store.store import Store
+store = Store.open(home_at(Path({str(tmp_path / "home")!r})))
+durable.push_one = lambda store, snapshot_id, remote: Path({str(tmp_path / "pushed")!r}).write_text(snapshot_id)
+synchroniser = Synchroniser(store, "/remote", lambda: None)
+synchroniser.begin(add_snapshot(store).snapshot_id, "exported", None)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (tmp_path / "pushed").read_text().startswith("sn-")
+
+
+def test_what_could_not_be_copied_follows_with_the_next(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed: list[str] = []
+    broken = [True]
+
+    def push(store: Store, snapshot_id: str, remote: str) -> None:
+        if broken.pop() if broken else False:
+            raise StoreError("the remote is gone")
+        pushed.append(snapshot_id)
+
+    monkeypatch.setattr(durable, "push_one", push)
+    setting = Setting(store, "/remote")
+    first, second = add_snapshot(store).snapshot_id, add_snapshot(store).snapshot_id
+    with pytest.raises(StoreError):
+        setting.synchroniser.begin(first, "exported", None).result(LONG_S)
+    setting.synchroniser.begin(second, "exported", None).result(LONG_S)
+    setting.close()
+    assert pushed == [second, first]

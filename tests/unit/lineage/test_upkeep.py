@@ -70,8 +70,8 @@ def test_off_means_off(tmp_path: Path) -> None:
 def test_stopping_ends_what_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_REST_S", 0.0)
     store = Store.open(home_at(tmp_path))
-    with store.single_flight("upkeep"):
-        # The other process waits for its turn, for as long as this block lasts.
+    with store.database.write():
+        # The other process waits for its turn to write, for as long as this block lasts.
         keeper = Upkeep(settings_at(tmp_path))
         keeper.want()
         thread = keeper._thread
@@ -86,7 +86,7 @@ def test_stopping_ends_what_is_under_way(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_it_ends_when_whoever_started_it_dies(tmp_path: Path) -> None:
     store = Store.open(home_at(tmp_path))
-    with store.single_flight("upkeep"):
+    with store.database.write():
         process = subprocess.Popen(
             [sys.executable, "-m", "worldfork.keeping.upkeep"],
             env={**os.environ, **variables(settings_at(tmp_path))},
@@ -96,3 +96,51 @@ def test_it_ends_when_whoever_started_it_dies(tmp_path: Path) -> None:
         process.stdin.close()
         assert process.wait(LONG_S) == 0
     store.close()
+
+
+def test_one_process_of_a_home_at_a_time(tmp_path: Path) -> None:
+    store = Store.open(home_at(tmp_path))
+    with store.single_flight("upkeep"):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "worldfork.keeping.upkeep"],
+            env={**os.environ, **variables(settings_at(tmp_path))},
+            stdin=subprocess.PIPE,
+        )
+        assert process.stdin is not None
+        with process.stdin:
+            assert process.wait(LONG_S) == os.EX_TEMPFAIL
+    store.close()
+
+
+def test_modules_of_the_working_directory_are_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(upkeep, "_REST_S", 0.0)
+    (tmp_path / "sqlite3.py").write_text("raise SystemExit('run')")
+    monkeypatch.chdir(tmp_path)
+    store = Store.open(home_at(tmp_path / "home"))
+    record = add_snapshot(store)
+    keeper = Upkeep(settings_at(tmp_path / "home"))
+    keeper.want()
+    thread = keeper._thread
+    assert thread is not None
+    while store.layer(record.layers[0]).digest is None:
+        thread.join(0.02)
+        assert not caplog.records
+    keeper.stop()
+    store.close()
+
+
+def test_what_goes_wrong_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(upkeep, "_REST_S", 0.0)
+    (tmp_path / "home").write_text("no directory")
+    keeper = Upkeep(settings_at(tmp_path / "home"))
+    keeper.want()
+    thread = keeper._thread
+    assert thread is not None
+    while not caplog.records:
+        thread.join(0.02)
+    keeper.stop()
+    assert "upkeep of the store ended with 1" in caplog.text
