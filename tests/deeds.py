@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.stores import FORM, add_world, home_at, record_of, strays, torn, write_world
+from tests.stores import FORM, add_world, facts_of, home_at, record_of, strays, tokens_of, torn, write_world
 from tests.unit.store.test_migration import Old
 
 from worldfork.core.errors import NotFound, WorldforkError
@@ -86,7 +86,7 @@ def checkpoint(store: Store, diary: Diary) -> None:
     draft = store.begin_layer(form=FORM)
     (run / "upper").rename(draft.path)
     shutil.rmtree(run)
-    facts = {"tokens": ["top", *base.facts["tokens"]]}
+    facts = facts_of(["top", *tokens_of(base)])
     record = SnapshotRecord(**{**vars(record_of((draft.layer_id, *base.layers), form=FORM)), "facts": facts})
     store.publish(record, [draft.layer_id])
     diary.say("ready", record.snapshot_id)
@@ -128,7 +128,7 @@ def some_to_delete(store: Store, diary: Diary) -> None:
 
 def delete_and_collect(store: Store, diary: Diary) -> None:
     for record in store.snapshots():
-        if record.facts["tokens"][0] in ("base", "other"):
+        if tokens_of(record)[0] in ("base", "other"):
             forget(store, diary, record.snapshot_id)
     assert store.collect().failures == []
     late = ready(store, diary, "late")
@@ -138,7 +138,7 @@ def delete_and_collect(store: Store, diary: Diary) -> None:
 
 def pruning(store: Store, diary: Diary) -> None:
     for record in store.snapshots():
-        if record.facts["tokens"][0] not in ("middle", "base"):
+        if tokens_of(record)[0] not in ("middle", "base"):
             diary.say("deleting", record.snapshot_id)
     report = prune(store, KeepRules(names=("kept",), ancestors=True), measure=True)
     assert report.failures == []

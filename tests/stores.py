@@ -122,22 +122,33 @@ def add_world(
     draft = store.begin_layer(form=FORM)
     write_world(draft.path, token)
     layers = (draft.layer_id, *(below.layers if below else ()))
-    tokens = [token, *(below.facts["tokens"] if below else ())]
+    tokens = [token, *(tokens_of(below) if below else ())]
     parent_id = below.snapshot_id if below else None
     base = {"kind": "host", "fingerprint": "of the tests"}
     record = replace(record_of(layers, form=FORM, parent_id=parent_id), base=base, level=level)
-    record = replace(record, facts={"tokens": tokens})
+    record = replace(record, facts=facts_of(tokens))
     if publish:
         store.publish(record, [draft.layer_id])
     return record
 
 
+def facts_of(tokens: list[str]) -> dict[str, object]:
+    """Say in a variable, which travels with a snapshot, what it is to show, the topmost first."""
+    return {"env": {"TOKENS": " ".join(tokens)}}
+
+
+def tokens_of(record: SnapshotRecord) -> list[str]:
+    """Return what a snapshot of `add_world` is to show."""
+    return str(record.facts.get("env", {}).get("TOKENS", "")).split()
+
+
 def torn(store: Store, record: SnapshotRecord) -> list[str]:
     """Return what a snapshot of `add_world` or `add_snapshot` lacks or has too much, with eyes of the test's own."""
     expected: dict[str, bytes] = {}
-    if "tokens" not in record.facts:
+    tokens = tokens_of(record)
+    if not tokens:
         expected["file"] = record.layers[0].encode()
-    for token in reversed(record.facts.get("tokens", ())):
+    for token in reversed(tokens):
         expected |= world_of(token) | {f"at-{token}/link": f"to-{token}".encode()}
     found: dict[str, bytes] = {}
     for layer_id in reversed(record.layers):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.actors import Actor
-from tests.stores import FORM, add_world, home_at, record_of, strays, torn, write_world
+from tests.stores import FORM, add_world, facts_of, home_at, record_of, strays, tokens_of, torn, write_world
 
 from worldfork.core.errors import Locked, NotFound
 from worldfork.core.ids import new_id
@@ -153,7 +153,7 @@ def by_a_reading(store: Store, unused: SnapshotRecord, block: ExitStack) -> list
 
 
 def by_a_rewrite(store: Store, unused: SnapshotRecord, _: ExitStack) -> list[SnapshotRecord]:
-    twin = next(record for record in store.snapshots() if record.facts["tokens"] == ["gone"])
+    twin = next(record for record in store.snapshots() if tokens_of(record) == ["gone"])
     assert store.rewrite(twin.layers, unused.layers) == 1
     return []
 
@@ -492,7 +492,7 @@ def test_a_draft_given_up_by_its_id_when_it_is_no_longer_ones_own(store: Store) 
     draft = store.begin_layer(form=FORM, layer_id=layer_id)
     write_world(draft.path, "mine")
     store.abandon_layer(layer_id, owner_id=lost_owner)
-    record = replace(record_of((layer_id,), form=FORM), facts={"tokens": ["mine"]})
+    record = replace(record_of((layer_id,), form=FORM), facts=facts_of(["mine"]))
     store.publish(record, [layer_id])
     expect_order(store, record)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.actors import Actor
-from tests.stores import FORM, add_world, home_at, in_child, record_of, strays, torn, write_world
+from tests.stores import FORM, add_world, facts_of, home_at, in_child, record_of, strays, torn, write_world
 
 from worldfork.core.errors import Locked, NotFound
 from worldfork.core.ids import new_id
@@ -173,7 +173,7 @@ def test_two_that_bring_the_same_layer_and_the_first_one_stands_still(store: Sto
         assert store.layer(layer_id).state == "building"
         record = add_world(store, "above", publish=False)
         mine = record_of((record.layers[0], layer_id), form=FORM)
-        mine = type(mine)(**{**vars(mine), "facts": {"tokens": ["above", "second"]}})
+        mine = type(mine)(**{**vars(mine), "facts": facts_of(["above", "second"])})
         store.publish(mine, mine.layers)
         expect_order(store)
         store.delete_snapshot(mine.snapshot_id)

@@ -22,6 +22,7 @@ from tests.stores import (
     problems,
     start_child,
     strays,
+    tokens_of,
     torn,
 )
 
@@ -117,7 +118,7 @@ def test_a_log_that_was_cut_at_any_byte_ends_with_a_whole_transaction(home: Path
         shutil.copytree(home, left, symlinks=True)
         os.truncate(left / "db.sqlite-wal", size)
         with closing(Store.open(home_at(left))) as store:
-            tokens = sorted(record.facts["tokens"][0] for record in store.snapshots())
+            tokens = sorted(tokens_of(record)[0] for record in store.snapshots())
             assert tokens[0] == "base"
             found.add(len(tokens))
             for record in store.snapshots():

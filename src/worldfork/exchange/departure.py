@@ -15,7 +15,7 @@ from worldfork.content.blocks import Sink
 from worldfork.content.layer import walk
 from worldfork.content.manifest import read_manifest, write_manifest
 from worldfork.core.errors import ConfigError, WorldforkError
-from worldfork.exchange.passage import Passage, base_layer_id, travelling_base
+from worldfork.exchange.passage import Passage, base_layer_id, travelling_base, travelling_facts
 from worldfork.keeping.sealing import manifest_path, seal
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store.failures import typed
@@ -134,8 +134,7 @@ def _departure(record: SnapshotRecord, layers: list[LeavingLayer]) -> Departure:
             "where the same one is installed",
         )
     stack = tuple(layer.layer_id for layer in reversed(layers))
-    # A snapshot that was made for a range of ids of this machine's files is nobody else's to map.
-    facts = {name: value for name, value in record.facts.items() if name != "ids"}
+    facts = travelling_facts(record.facts)
     portable = dataclasses.replace(record, base=travelling_base(record.base), layers=stack, facts=facts)
     return Departure(Passage(portable, {layer.layer_id: layer.head for layer in layers}), tuple(layers), notes)
 

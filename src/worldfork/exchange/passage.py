@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
-import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from worldfork.content.archive import LayerHead, is_digest
 from worldfork.content.blocks import corrupt
@@ -21,6 +21,12 @@ FORMAT = 1
 LAYERS = "layers"
 """The kind of a base that is the lowest layer, so that it needs nothing of any machine."""
 _FACTS = {"env": dict, "user": str, "working_dir": str, "limits": dict}
+"""What travels of the facts: all that a restore elsewhere can use."""
+_LIMITS = {"cpus", "memory_mb", "disk_mb", "pids"}
+_LARGEST_LIMIT = 1 << 53
+_FACTS_BYTES = 2 << 20  # as much as a program can be given at its start, variables and all
+_FINGERPRINT_BYTES = 64 << 10
+_END_OF_TIME_S = 253_370_764_800  # the year 9999, the last that calendars of programs have
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Passage:
                 "form": record.form,
                 "base": record.base,
                 "layers": list(record.layers),
-                "facts": _of_no_machine(record.facts),
+                "facts": travelling_facts(record.facts),
                 "label": record.label,
             },
             "layers": [{"layer_id": layer_id, **head._asdict()} for layer_id, head in self.layers.items()],
@@ -87,8 +93,10 @@ def _read(record: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]) -> Pas
         raise ValueError("the layers are not those of the record")
     created_s = record["created_s"]
     label = record["label"]
-    if type(created_s) not in (int, float) or not math.isfinite(created_s) or type(label) not in (str, type(None)):
+    if type(created_s) not in (int, float) or type(label) not in (str, type(None)):
         raise ValueError("a field has the wrong type")
+    if not 0 <= created_s < _END_OF_TIME_S:
+        raise ValueError(f"a snapshot of no year that there is: {created_s}")
     if record["kind"] != "filesystem" or record["form"] not in FORMS:
         raise ValueError(f"not a kind or a form of snapshots: {record['kind']!r}, {record['form']!r}")
     found = SnapshotRecord(
@@ -104,6 +112,7 @@ def _read(record: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]) -> Pas
         facts=_facts(record["facts"]),
         label=label,
     )
+    found.check()
     return Passage(found, layers)
 
 
@@ -121,28 +130,41 @@ def _base(base: Mapping[str, Any]) -> dict[str, Any]:
     if base == {"kind": LAYERS}:
         return {"kind": LAYERS}
     if base.keys() == {"kind", "fingerprint"} and base["kind"] == "host" and isinstance(base["fingerprint"], str):
-        return {"kind": "host", "fingerprint": base.get("fingerprint", "")}
+        if len(base["fingerprint"]) > _FINGERPRINT_BYTES:
+            raise ValueError("the fingerprint of its base is too long")
+        return {"kind": "host", "fingerprint": base["fingerprint"]}
     raise ValueError(f"not a base that travels: {base}")
 
 
 def _facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Accept what a restore can use."""
-    for name, kind in _FACTS.items():
-        if name in facts and type(facts[name]) is not kind:
-            raise ValueError(f"{name} is no {kind.__name__}")
-    if not all(type(value) is str for value in facts.get("env", {}).values()):
+    """Accept what a restore can use, and nothing else."""
+    found = travelling_facts(facts)
+    for name, value in found.items():
+        if type(value) is not _FACTS[name]:
+            raise ValueError(f"{name} is no {_FACTS[name].__name__}")
+    variables = found.get("env", {})
+    if not all(type(value) is str and "\0" not in name + value for name, value in variables.items()):
         raise ValueError("a variable is no text")
-    numbers = facts.get("limits", {})
-    if not numbers.keys() <= {"cpus", "memory_mb", "disk_mb", "pids"}:
+    if not all(name and "=" not in name for name in variables):
+        raise ValueError("a variable without a name")
+    numbers = found.get("limits", {})
+    if not numbers.keys() <= _LIMITS:
         raise ValueError(f"no such limits: {sorted(numbers)}")
-    if not all(value is None or (type(value) in (int, float) and value > 0) for value in numbers.values()):
+    if not all(value is None or _is_limit(value) for value in numbers.values()):
         raise ValueError("a limit is no number")
-    return _of_no_machine(facts)
+    texts = [*variables, *variables.values(), found.get("user", ""), found.get("working_dir", "")]
+    if sum(len(os.fsencode(text)) for text in texts) > _FACTS_BYTES:
+        raise ValueError("the facts are too long")
+    return found
 
 
-def _of_no_machine(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out which ids of the machine its files belonged to."""
-    return {name: value for name, value in facts.items() if name != "ids"}
+def _is_limit(value: object) -> bool:
+    return type(value) in (int, float) and 0 < cast(float, value) < _LARGEST_LIMIT
+
+
+def travelling_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of the facts travels: not which ids of the machine its files belong to, nor what nobody knows."""
+    return {name: value for name, value in facts.items() if name in _FACTS}
 
 
 def base_layer_id(digest: str) -> str:

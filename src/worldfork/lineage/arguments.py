@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,8 +77,8 @@ def choose_limits(fresh: bool, given: Mapping[str, float | int | None]) -> dict[
         ConfigError: a limit that nothing could run under.
     """
     for name, value in given.items():
-        if value is not None and not value > 0:
-            raise ConfigError(f"{name} must be above 0, not {value}")
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{name} must be above 0 and finite, not {value}")
     memory = given.get("memory_mb")
     if memory is not None and memory < 8:
         raise ConfigError(f"{memory} MiB of memory are too little to run a command", remedy="give 8 or more")

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
+
+from worldfork.core.errors import ConfigError
+
+_LONGEST_LABEL_BYTES = 64 << 10
 
 
 class CheckpointType(str, Enum):
@@ -104,17 +109,71 @@ class SnapshotRecord:
     """Where a copy of it was pushed to last."""
 
     def to_json(self) -> str:
-        """Return one line of JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        """Return one line of JSON.
+
+        Raises:
+            ValueError: a number in it is not finite.
+        """
+        return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False)
+
+    def check(self) -> None:
+        """Refuse what the metadata could not bear: one such record would keep all others from being listed.
+
+        Variables, paths and users come from the system and may hold any bytes (as `os.fsdecode` has them), which JSON
+        escapes. A label is read out by SQLite, and is text.
+
+        Raises:
+            ConfigError: a number is not finite, or a text is none.
+        """
+        check_label(self.label)
+        try:
+            # Nearly all records end here: what is no text is escaped as a surrogate.
+            if "\\ud" in self.to_json():
+                _check_texts(asdict(self))
+        except ValueError as error:
+            raise ConfigError(f"{self.snapshot_id} cannot be stored: {error}") from error
 
     @classmethod
     def from_json(cls, text: str) -> SnapshotRecord:
         """Read what `to_json` wrote; what a later version has added is left out."""
-        data = json.loads(text)
+        data = _READER.decode(text)
         known = {field.name for field in fields(cls)}
         record = {name: value for name, value in data.items() if name in known}
         record["layers"] = tuple(record["layers"])
         return cls(**record)
+
+
+def check_label(label: str | None) -> None:
+    """Refuse a label that is no text, or a book.
+
+    Raises:
+        ConfigError: it holds bytes that are not UTF-8, or more of them than 64 KiB.
+    """
+    try:
+        size_bytes = len((label or "").encode("utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{label!r} cannot be a label: it is not UTF-8", remedy="use text") from error
+    if size_bytes > _LONGEST_LABEL_BYTES:
+        raise ConfigError(f"a label of {size_bytes} bytes", remedy=f"use {_LONGEST_LABEL_BYTES} at most")
+
+
+def _check_texts(value: object) -> None:
+    if isinstance(value, str):
+        os.fsencode(value)
+    elif isinstance(value, dict):
+        for name, below in value.items():
+            _check_texts(name)
+            _check_texts(below)
+    elif isinstance(value, (list, tuple)):
+        for below in value:
+            _check_texts(below)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+_READER = json.JSONDecoder(parse_constant=_refuse)
 
 
 @dataclass(frozen=True)

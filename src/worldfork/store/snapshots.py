@@ -32,10 +32,12 @@ class Snapshots(Readings):
             new_layers: those of its layers that this process has just made.
         Raises:
             NotFound: a layer does not exist, or its content does not.
-            ConfigError: layers of the other form are among them, or an id is malformed.
+            ConfigError: layers of the other form are among them, an id is malformed, or the record holds what no
+                reader of JSON takes.
             OutOfSpace, StoreError: the metadata failed; nothing was published.
         """
         check_id("sn", record.snapshot_id)
+        record.check()
         if record.form not in FORMS:
             raise ConfigError(f"{record.form!r} is not a form of snapshots", remedy=f"use one of {', '.join(FORMS)}")
         self._expect_content(new_layers)

@@ -23,7 +23,7 @@ from worldfork.core.errors import ConfigError, Corrupt, FormatUnsupported, Locke
 from worldfork.core.ids import new_id
 from worldfork.exchange import arrival
 from worldfork.exchange.arrival import import_snapshot
-from worldfork.exchange.passage import Passage
+from worldfork.exchange.passage import Passage, passage_of
 from worldfork.keeping.sealing import manifest_path
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store import faultpoints, home
@@ -233,8 +233,23 @@ class TestDamage:
             ("facts", {"limits": {"cpus": "many"}}),
             ("facts", {"limits": {"gpus": 1}}),
             ("facts", {"limits": {"pids": -1}}),
+            ("facts", {"limits": {"cpus": float("inf")}}),
+            ("facts", {"limits": {"cpus": 1e999}}),
+            ("facts", {"limits": {"memory_mb": 10**400}}),
+            ("facts", {"env": {"A=B": "x"}}),
+            ("facts", {"env": {"A": "\0"}}),
+            ("facts", {"env": {"A": "\ud800"}}),
+            ("facts", {"env": {"A": "x" * (3 << 20)}}),
+            ("facts", {"working_dir": "\ud800"}),
             ("facts", None),
             ("label", 7),
+            ("label", "\ud800"),
+            ("label", "x" * (1 << 20)),
+            ("base", {"kind": "host", "fingerprint": "\ud800"}),
+            ("base", {"kind": "host", "fingerprint": "x" * (1 << 20)}),
+            ("created_s", 1e300),
+            ("created_s", -1e12),
+            ("created_s", float("inf")),
         ],
     )
     def test_no_word_of_the_record_is_believed(self, store: Store, other: Store, where: str, value: Any) -> None:
@@ -244,6 +259,12 @@ class TestDamage:
         with pytest.raises(Corrupt):
             take(store, forged(record("H", json.dumps(head).encode()), record("Z")))
         assert traces(store) == []
+
+    def test_facts_that_nobody_knows_stay_away(self, store: Store, other: Store) -> None:
+        left = add_tree(other, "one")
+        head = ArchiveReader(io.BytesIO(exported(other, left.snapshot_id))).head
+        head["record"]["facts"] |= {"deep": [[[["x"]]]], "big": float("inf"), "ids": "0 0 1"}
+        assert passage_of(head).record.facts == left.facts
 
     def test_a_newer_format(self, store: Store, other: Store) -> None:
         head = ArchiveReader(io.BytesIO(exported(other, add_tree(other, "one").snapshot_id))).head

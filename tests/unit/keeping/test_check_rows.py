@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +49,29 @@ def test_a_record_of_text_that_is_no_text(store: Store) -> None:
     assert not report.sound
     assert report.layers == 2
     assert ("snapshot", sound.snapshot_id) not in report.counts
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"label": "\ud800"}, {"label": 7}, {"facts": {"limits": {"cpus": float("inf")}}}, {"facts": {"a": "\ud800"}}],
+)
+def test_a_record_that_stops_the_listings_of_all(store: Store, facts: dict[str, object]) -> None:
+    damaged = add_snapshot(store, form="user")
+    edit(store, damaged.snapshot_id, **facts)
+    [finding] = check(store).findings
+    assert (finding.kind, finding.subject, finding.path) == ("snapshot", damaged.snapshot_id, "record")
+
+
+def test_a_record_that_python_reads_and_sqlite_does_not(store: Store) -> None:
+    damaged = add_snapshot(store, form="user")
+    text = damaged.to_json().replace('"facts":{', '"facts":{"deep":' + "[" * 3000 + "]" * 3000 + ",")
+    change(store, "UPDATE snapshots SET record = ? WHERE snapshot_id = ?", text, damaged.snapshot_id)
+    usual = sys.getrecursionlimit()
+    sys.setrecursionlimit(30_000)
+    try:
+        assert {finding.path for finding in check(store).findings} == {"record"}
+    finally:
+        sys.setrecursionlimit(usual)
 
 
 def test_records_that_do_not_agree_with_the_layers(store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from tests.stores import add_snapshot, home_at, in_child, problems, record_of
 
 from worldfork.core.errors import ConfigError, Corrupt, Locked, NotFound, OutOfSpace, StoreError
 from worldfork.core.ids import new_id
+from worldfork.keeping.check import check
+from worldfork.keeping.family import family
 from worldfork.store import locks
 from worldfork.store.leases import Holder
 from worldfork.store.store import Store
@@ -73,6 +76,42 @@ def test_ids_that_are_paths_are_refused(store: Store) -> None:
             store.layer_path(text)
         with pytest.raises(ConfigError):
             store.abandon_layer(text)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"label": "\udcff"},
+        {"label": "x" * (1 << 20)},
+        {"facts": {"limits": {"cpus": float("inf")}}},
+        {"facts": {"limits": {"cpus": float("nan")}}},
+        {"facts": {"env": {"A": "\ud800"}}},
+        {"facts": {"env": {"\udfff": "A"}}},
+        {"base": {"kind": "host", "binds": [["\ud800", "/x"]]}},
+        {"created_s": float("-inf")},
+    ],
+)
+def test_a_record_that_would_stop_all_listings_is_refused(store: Store, facts: dict[str, object]) -> None:
+    draft = store.begin_layer(form="user")
+    draft.path.mkdir()
+    with pytest.raises(ConfigError):
+        store.publish(replace(record_of((draft.layer_id,), form="user"), **facts), [draft.layer_id])  # type: ignore[arg-type]
+    assert store.snapshots() == []
+    assert store.layer(draft.layer_id).state == "building"
+
+
+def test_what_the_system_gave_may_hold_any_bytes(store: Store) -> None:
+    record = replace(
+        add_snapshot(store, form="user"),
+        snapshot_id=new_id("sn"),
+        base={"kind": "dir", "path": "/x\udcff"},
+        facts={"env": {"A\udc80": "\udcff \U0001f600"}},
+        label="\U0001f600",
+    )
+    store.publish(record, [])
+    assert store.snapshot(record.snapshot_id) == record
+    assert len(family(store)) == 2
+    assert check(store).sound
 
 
 def test_a_form_must_be_known(store: Store) -> None:
