@@ -204,14 +204,20 @@ def test_descriptors_of_the_owner_are_not_inherited(prison: Factory, secret: Pat
         assert [target.split(":")[0] for target in attacked(box, program)] == ["/dev/null", "pipe", "pipe"]
         if os.geteuid() == 0:
             mine = os.fstat(listener.fileno()).st_ino
+            looked_at = 0
             for pid in pids_inside(box):
-                targets = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
+                try:
+                    targets = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
+                except FileNotFoundError:
+                    continue  # the program above was still on its way out
+                looked_at += 1
                 assert str(secret) not in targets
                 assert f"socket:[{mine}]" not in targets
                 # Nothing of the host's file system but its own cgroups and its lock.
                 known = (f"/worldfork-{box.sandbox_id}/", f"/locks/{box.sandbox_id}")
                 paths = [path for path in targets if path.startswith("/") and path not in ("/", "/proc", "/dev/null")]
                 assert [path for path in paths if not any(name in path for name in known)] == []
+            assert looked_at >= 2, "its init and the process in the background"
     finally:
         os.close(fd)
         listener.close()
