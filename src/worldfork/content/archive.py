@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from worldfork.content.blocks import BlockWriter, Sink, Source, corrupt, read_blocks
+from worldfork.content.blocks import BLOCK_BYTES, LARGEST_BYTES, BlockWriter, Sink, Source, corrupt, read_blocks
 from worldfork.content.entry import Entry, decode, encode
 from worldfork.content.expected import CanonicalOrder, WholeContents, expect_entry
 from worldfork.content.failures import naming
@@ -40,6 +40,9 @@ _HOLE_BYTES = 4096
 _HOLE = bytes(_HOLE_BYTES)
 _DIGEST = re.compile("b3:[0-9a-f]{64}")
 _PIECE_BYTES = 1 << 20  # no record of a file's bytes crosses a multiple of it
+
+_LONGEST = {b"H": 16 << 20, b"L": 1 << 16, b"D": _OFFSET.size + _PIECE_BYTES, b"F": 0, b"Z": 0}
+"""Bytes of what a record holds; those of an entry follow from its path and attributes."""
 
 Content = Iterator[bytes | memoryview | int]
 """A file from its beginning to its end: bytes, or how many zeros there are."""
@@ -295,6 +298,10 @@ class _Records:
         end = begin + _RECORD.unpack_from(self._block, self._at)[1]
         if end > len(self._block):
             raise corrupt("a record is longer than its block", len(self._block) - begin, end - begin)
+        if len(self._block) > BLOCK_BYTES and end - self._at != len(self._block):
+            raise corrupt("a block that is larger than one has more than one record", len(self._block), end - self._at)
+        if end - begin > _LONGEST.get(kind, LARGEST_BYTES):
+            raise corrupt("a record is longer than one of its kind", _LONGEST[kind], end - begin)
         self._at = end
         self._inside = kind not in b"FHZ"
         return self._view[begin:end]

@@ -16,7 +16,7 @@ _PLAIN = ("", (0, 0), "", (), False, "")  # what most entries have from `target`
 _OWNERS = 1 << 32
 _BATCH_BYTES = 1 << 20
 _BATCH_FILES = 200
-_BATCHES = 4  # that wait at a time: memory is bounded by them
+_BATCHES = 4  # of one block each, that wait at a time: memory is bounded by them
 _LARGEST = 1 << 63
 
 
@@ -129,6 +129,9 @@ class WholeContents:
         Raises:
             Corrupt: an earlier one was not what its entry says.
         """
+        # A view keeps its whole block, and a block of zeros is next to nothing in an archive.
+        if self._batch and self._batch[-1][1].obj is not content.obj:
+            self._submit()
         self._batch.append((entry, content))
         self._size_bytes += len(content)
         if self._size_bytes >= _BATCH_BYTES or len(self._batch) >= _BATCH_FILES:
@@ -149,6 +152,8 @@ class WholeContents:
         self._pool.shutdown(cancel_futures=True)
 
     def _submit(self) -> None:
+        if not self._batch:
+            return
         self._waiting.append(self._pool.submit(_compare, self._batch))
         self._batch, self._size_bytes = [], 0
         while len(self._waiting) > _BATCHES:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import random
 import struct
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,7 @@ from tests.archives import (
 
 from worldfork.content import blocks
 from worldfork.content.archive import ArchiveReader, ArchiveWriter
+from worldfork.content.blocks import BlockWriter
 from worldfork.content.compression import zstd
 from worldfork.content.entry import Entry
 from worldfork.core.errors import ConfigError, Corrupt, FormatUnsupported, StoreError, WorldforkError
@@ -306,6 +309,46 @@ class TestHostile:
         for raw, packed in ((1 << 31, 100), (100, 1 << 31), (100, 0), (0, 31), (0, 1 << 30)):
             with pytest.raises(Corrupt):
                 read_through(head + struct.pack("<II", raw, packed) + bytes(1000))
+
+    def test_small_files_do_not_keep_the_blocks_that_they_came_in(self) -> None:
+        records = [ROOT]
+        for number in range(50):
+            zeros = blake3(bytes(4 * MIB)).hexdigest()
+            records.append(entry(f"{number:03}a", size_bytes=4 * MIB, content=zeros))
+            records += [data(part * MIB, bytes(MIB)) for part in range(4)]
+            records += file(f"{number:03}b", b"x")
+        archive = forged_layer(records)
+        assert len(archive) < 64 << 10
+        tracemalloc.start()
+        try:
+            read_through(archive)
+            assert tracemalloc.get_traced_memory()[1] < 60 * MIB
+        finally:
+            tracemalloc.stop()
+
+    @pytest.mark.parametrize(
+        "records",
+        [
+            [record("H", json.dumps({"x": "y" * (17 << 20)}).encode()), record("Z")],
+            [record("H", b"{}"), record("L", json.dumps({"x": "y" * MIB}).encode())],
+            [record("H", b"{}"), record("Z", b"x")],
+        ],
+    )
+    def test_records_have_the_size_of_their_kind(self, records: list[bytes]) -> None:
+        with pytest.raises(Corrupt, match="longer than one of its kind"):
+            read_through(forged(*records))
+
+    def test_a_part_of_a_file_is_no_more_than_a_piece(self) -> None:
+        with pytest.raises(Corrupt, match="longer than one of its kind"):
+            read_through(forged_layer([ROOT, *file("a", bytes(MIB + 1))]))
+
+    def test_a_large_block_has_one_record(self) -> None:
+        out = io.BytesIO()
+        with BlockWriter(out) as blocks:
+            blocks.write(record("H", json.dumps({"x": "y" * (5 * MIB)}).encode()) + record("Z"))
+            blocks.end()
+        with pytest.raises(Corrupt, match="more than one record"):
+            read_through(out.getvalue())
 
     def test_a_block_that_unpacks_to_more_than_it_says(self) -> None:
         head = forged()[:16]
