@@ -50,7 +50,10 @@ def _plain(value: Any) -> Any:
 
 
 def when(moment_s: float | None) -> str:
-    """Return a moment (seconds since the epoch) as local date and time."""
+    """Return a moment (seconds since the epoch) as local date and time; as it is where no calendar has it."""
     if moment_s is None:
         return "-"
-    return datetime.datetime.fromtimestamp(moment_s).strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        return datetime.datetime.fromtimestamp(moment_s).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return f"{moment_s:g} s"

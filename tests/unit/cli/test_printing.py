@@ -5,6 +5,7 @@ import json
 import pytest
 
 from worldfork.cli import printing
+from worldfork.cli.shapes import when
 from worldfork.core.errors import Locked, NotFound
 
 
@@ -63,3 +64,13 @@ def test_sizes(size_bytes: int | None, text: str) -> None:
 @pytest.mark.parametrize(("duration_s", "text"), [(0.00085, "850 us"), (0.0032, "3.2 ms"), (7.2, "7.20 s")])
 def test_durations(duration_s: float, text: str) -> None:
     assert printing.human_seconds(duration_s) == text
+
+
+@pytest.mark.parametrize("moment_s", [1e300, -1e12, 1e17, float("inf"), float("nan"), 253_402_300_800])
+def test_a_moment_that_no_calendar_has_is_shown_all_the_same(moment_s: float) -> None:
+    assert when(moment_s)
+
+
+def test_a_moment_is_shown_as_date_and_time() -> None:
+    assert len(when(1_700_000_000.5)) == len("2023-11-14 22:13:20")
+    assert when(None) == "-"
