@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Coroutine
@@ -34,6 +35,7 @@ from worldfork.store.store import LayerDraft
 _HOLD_S = 300.0
 _LOOK_S = 2.0
 """How long a look at what a snapshot will not hold may take."""
+_log = logging.getLogger("worldfork")
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,12 @@ async def checkpoint(
 
     The sandbox goes on running. When only its init runs, its upper becomes the layer and it continues on a new
     one; when commands run, they are stopped while the upper is copied. With `stop` everything in it is killed
-    and the sandbox ends.
+    and the sandbox ends, whether what it leaves could be stored or not.
 
     Raises:
         ConfigError: there is nowhere to copy a snapshot of level `exported` to.
-        SandboxDied: it is gone; OutOfSpace, StoreError: nothing was stored and the sandbox is as before.
+        SandboxDied: it is gone; OutOfSpace, StoreError: nothing was stored and the sandbox is as before, or has ended
+        if the disk failed after it was killed for `stop`.
     """
     began = time.monotonic()
     place, wanted = live.place, Wanted(label, level)
@@ -107,9 +110,12 @@ async def _whole(live: Live, taking: Coroutine[Any, Any, tuple[SnapshotRecord, b
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        with contextlib.suppress(WorldforkError):
-            record, _ = await task
-            await live.place.work(lambda: live.place.store.delete_snapshot(record.snapshot_id))
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):  # asked more than once
+                await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is None:
+            with contextlib.suppress(WorldforkError):
+                await live.place.work(lambda: live.place.store.delete_snapshot(task.result()[0].snapshot_id))
         raise
 
 
@@ -281,27 +287,59 @@ async def _stop_and_take(live: Live, wanted: Wanted, began: float) -> tuple[Snap
     """End everything in the sandbox, then its upper is the layer."""
     place = live.place
     connection = await live.connection()
-    async with turn(live):
-        live.facts = facts = await present_facts(live, connection)
-        # Before anything ends: on a full disk the sandbox lives on.
-        draft = await place.work(lambda: place.store.begin_layer(form=facts.form, ids=facts.ids))
-        sync_fd = live.sync_descriptor()
-        try:
-            await live.kill()
-            await live.wait_ended()
-            fault("checkpoint:stopped")
-            record = await place.work(lambda: _take_last(place, facts, draft, wanted))
-        except BaseException:
-            with contextlib.suppress(WorldforkError):
-                await asyncio.shield(place.work(lambda: place.store.abandon_layer(draft.layer_id)))
-            if sync_fd is not None:
-                os.close(sync_fd)
-            raise
-        finally:
-            await live.end()
-    live.place.make_durable(record.snapshot_id, sync_fd, record.level)
+    sync_fd = live.sync_descriptor()
+    try:
+        async with turn(live):
+            live.facts = facts = await present_facts(live, connection)
+            # Before anything ends: on a full disk the sandbox lives on.
+            draft = await place.work(
+                lambda: place.store.begin_layer(form=facts.form, ids=facts.ids),
+                undo=lambda made: place.store.abandon_layer(made.layer_id),
+            )
+            try:
+                record, _ = await _whole(live, _end_and_take(live, facts, draft, wanted))
+            except BaseException:
+                with contextlib.suppress(WorldforkError):
+                    await asyncio.shield(place.work(lambda: place.store.abandon_layer(draft.layer_id)))
+                raise
+    except BaseException:
+        if sync_fd is not None:
+            os.close(sync_fd)
+        raise
+    place.make_durable(record.snapshot_id, sync_fd, record.level)
     total = time.monotonic() - began
     return record, Timing(total, total, copied=False)
+
+
+async def _end_and_take(
+    live: Live, facts: SandboxFacts, draft: LayerDraft, wanted: Wanted
+) -> tuple[SnapshotRecord, bool]:
+    """Kill a sandbox, publish what it leaves, and clear the rest away."""
+    place = live.place
+    try:
+        # From its death to the move of its upper it looks like one that anybody may clear away.
+        await place.work(lambda: place.store.vouch(facts.sandbox_id, (draft.layer_id, *facts.layers)))
+    except NotFound as error:
+        raise live.gone("somebody ended it") from error
+    try:
+        with live.being_taken():
+            await live.kill()
+            await live.see_out()
+            fault("checkpoint:stopped")
+            record = await place.work(
+                lambda: _take_last(place, facts, draft, wanted),
+                undo=lambda taken: place.store.delete_snapshot(taken.snapshot_id),
+            )
+    except BaseException:
+        await live.end()
+        # An end that came before may have left it to us.
+        await place.work(lambda: place.dispose(facts))
+        raise
+    try:
+        await live.end()
+    except (WorldforkError, OSError) as error:
+        _log.warning("%s is in %s, but cannot be cleared away: %s", facts.sandbox_id, record.snapshot_id, error)
+    return record, False
 
 
 def _take_last(place: Place, facts: SandboxFacts, draft: LayerDraft, wanted: Wanted) -> SnapshotRecord:

@@ -10,7 +10,8 @@ import select
 import signal
 import socket
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from worldfork.core.errors import SandboxDied, SandboxError, WorldforkError
 from worldfork.lineage.place import Place
@@ -44,6 +45,8 @@ class Live:
         self._connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection]
         self._connections = weakref.WeakKeyDictionary()
         self._over = False
+        self._taking = False
+        self._taken = False
         self._ending: asyncio.Task[None] | None = None
         self._why: Callable[[], SandboxError] | None = None
         # Opened before the sandbox writes, so that no error of writing back goes unseen.
@@ -124,13 +127,38 @@ class Live:
             connection.epitaph = why
         self._kill()
 
+    @contextlib.contextmanager
+    def being_taken(self) -> Iterator[None]:
+        """For the length of the block nobody clears away what the sandbox leaves; whoever took it does afterwards.
+
+        Raises:
+            SandboxDied: that was begun before.
+        """
+        if self._over:
+            raise self.gone("it was ended")
+        self._taking = self._taken = True
+        try:
+            yield
+        finally:
+            self._taking = False
+
+    def _is_taken_elsewhere(self) -> bool:
+        """Whether another handle is about to make a layer of what the sandbox leaves, and to clear the rest away."""
+        # Only a checkpoint makes this file, and most sandboxes end without one.
+        if self._taken or not os.path.lexists(Path(self.facts.run) / "turn"):
+            return False
+        return self.place.store.is_vouched(self.sandbox_id)
+
     async def end(self) -> None:
         """End the sandbox and clear it away. Idempotent, and finished even if the caller is cancelled.
 
-        A second caller waits for the first; one that comes after a failure tries again.
+        A second caller waits for the first; one that comes after a failure tries again. What it leaves stays for a
+        last checkpoint that is being taken.
         """
         if self._owner_pid != os.getpid():
             return
+        while self._taking:
+            await asyncio.sleep(_POLL_S)
         failed = self._ending is not None and self._ending.done() and self._ending.exception() is not None
         if failed or not self._over:
             self._over = True
@@ -150,6 +178,11 @@ class Live:
         if self.facts.detached and self.alive():
             self._close_descriptors()
             return
+        try:
+            if self._taking or self._is_taken_elsewhere():
+                return
+        except WorldforkError:
+            return  # nobody knows now; the next look, or the next sweep, does it
         self._over = True
         self.place.live.pop(self.sandbox_id, None)
         self._kill()
@@ -168,6 +201,22 @@ class Live:
         while self.place.store.is_alive(self.sandbox_id):
             await asyncio.sleep(_POLL_S)
 
+    async def see_out(self) -> None:
+        """Return when its PID 1, which was killed, has ended.
+
+        Raises:
+            SandboxError: it did not within half a minute.
+        """
+        try:
+            async with asyncio.timeout(_EXIT_S):
+                await self.wait_ended()
+        except TimeoutError:
+            raise SandboxError(
+                f"the processes of {self.sandbox_id} did not end within {_EXIT_S:.0f} s of being killed",
+                remedy="a device or a network file system may hold them; `worldfork sweep` clears up later",
+                sandbox_id=self.sandbox_id,
+            ) from None
+
     def close(self) -> None:
         """Let go of a sandbox that is not ours; it lives on. Its owner's handle keeps it."""
         if self._pid is None:
@@ -185,19 +234,15 @@ class Live:
         await self.kill()
         if self._pid is not None and self.facts.network == "none":
             self.place.stock()
-        try:
-            async with asyncio.timeout(_EXIT_S):
-                await self.wait_ended()
-        except TimeoutError:
-            raise SandboxError(
-                f"the processes of {self.sandbox_id} did not end within {_EXIT_S:.0f} s of being killed",
-                remedy="a device or a network file system may hold them; `worldfork sweep` clears up later",
-                sandbox_id=self.sandbox_id,
-            ) from None
+        await self.see_out()
         fault("end:dead")
         self._close_descriptors()
-        await self.place.work(lambda: self.place.dispose(self.facts))
+        await self.place.work(self._clear_away)
         self.place.tidy_soon()
+
+    def _clear_away(self) -> None:
+        if not self._is_taken_elsewhere():
+            self.place.dispose(self.facts)
 
     async def _ask_to_end(self) -> None:
         with contextlib.suppress(SandboxError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,35 @@ class Leases(OwnedStore):
             )
         fault("hold:committed")
 
+    def vouch(self, holder_id: str, layers: Sequence[str]) -> None:
+        """Let a holder count as alive for as long as this process does, whatever becomes of its lock.
+
+        For whoever ends a sandbox to take what it leaves. It stays so until the holder is released.
+
+        Args:
+            holder_id: which.
+            layers: what it stands on from now on, drafts of this process among them.
+        Raises:
+            NotFound: there is no such holder.
+            OutOfSpace, StoreError: the metadata failed.
+        """
+        values = (self.owner_id, math.inf, json.dumps(tuple(layers)), holder_id)
+        with self.database.write() as db:
+            update = "UPDATE holders SET owner_id = ?, renewed_s = ?, layers = ? WHERE holder_id = ?"
+            if db.execute(update, values).rowcount != 1:
+                raise NotFound(f"there is no sandbox {holder_id}", holder_id=holder_id)
+        fault("vouch:committed")
+
+    def is_vouched(self, holder_id: str) -> bool:
+        """Tell whether a process that is alive vouches for a holder, and will release it.
+
+        Raises:
+            StoreError: the metadata failed, or the lock of that process cannot be looked at.
+        """
+        with self.database.read() as db:
+            row = db.execute("SELECT owner_id, renewed_s FROM holders WHERE holder_id = ?", (holder_id,)).fetchone()
+        return row is not None and row[1] == math.inf and self.is_alive(row[0])
+
     def update_facts(self, holder_id: str, facts: str) -> None:
         """Replace what others may know of a holder.
 
@@ -129,7 +159,7 @@ class Leases(OwnedStore):
     def is_living(self, holder: Holder, *, grace_s: float = GRACE_S) -> bool:
         """Tell whether a holder counts as alive: its lock is held, or it is new and its maker is alive.
 
-        A reading does as long as its owner is alive and says so.
+        A reading does as long as its owner is alive and says so, and so does what its owner vouches for.
 
         Raises:
             StoreError: its lock cannot be looked at.
@@ -138,7 +168,8 @@ class Leases(OwnedStore):
             return self.is_going(holder.owner_id, holder.renewed_s)
         if self.is_alive(holder.holder_id):
             return True
-        # By the machine's monotonic clock: whoever sets the time must not end what is just starting.
+        # By the machine's monotonic clock, on which what is vouched for never grows old: whoever sets the time must not
+        # end what is just starting.
         age_s = self._clock.monotonic_s() - holder.renewed_s
         if holder.renewed_s < 0:  # of a process of format 1
             age_s = self._clock.now_s() - holder.created_s
