@@ -69,6 +69,7 @@ async def checkpoint(
 
     Raises:
         ConfigError: there is nowhere to copy a snapshot of level `exported` to.
+        Locked: another checkpoint of it does not come to an end.
         SandboxDied: it is gone; OutOfSpace, StoreError: nothing was stored and the sandbox is as before, or has ended
         if the disk failed after it was killed for `stop`.
     """
@@ -91,7 +92,8 @@ async def _take_live(live: Live, wanted: Wanted, began: float) -> tuple[Snapshot
     # Before anything is captured: without a descriptor left, the sandbox stays as it is.
     sync_fd = live.sync_descriptor()
     try:
-        async with _held(connection) as idle, turn(live) as turn_fd:
+        # In this order: whoever waits for its turn keeps no command waiting.
+        async with turn(live) as turn_fd, _held(connection) as idle:
             fault("checkpoint:held")
             paused = time.monotonic()
             record, copied = await _whole(live, _take(live, connection, idle, turn_fd, wanted))

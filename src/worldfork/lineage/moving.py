@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-from worldfork.core.errors import SandboxDied, WorldforkError
+from worldfork.core.errors import Locked, SandboxDied, WorldforkError
 from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place
 from worldfork.lineage.starting import DEEPEST, ground_of, holder_of, make_upper
@@ -29,7 +30,9 @@ _DYING_S = 2.0
 _WORTH_A_LOOK = 32
 """Layers; with fewer there are no merges."""
 _PAUSE_S = 0.002
-"""Between two looks at a lock that a change of the root still holds although its caller is dead: milliseconds."""
+"""Between two looks at a lock that somebody else has."""
+_NAME_BYTES = 64
+"""What whoever has the lock writes into its file; the rest is blank."""
 
 
 @contextlib.asynccontextmanager
@@ -37,6 +40,10 @@ async def turn(live: Live) -> AsyncIterator[int]:
     """Be the only one who changes what the sandbox stands on; yields a descriptor of the lock.
 
     A change whose caller was killed goes on for a moment: the program that makes it keeps the lock open.
+
+    Raises:
+        SandboxDied: it is gone.
+        Locked: somebody else has been at it for the time that a lease lasts; `holders` has its owner id.
     """
     try:
         fd = os.open(Path(live.facts.run) / "turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -46,13 +53,28 @@ async def turn(live: Live) -> AsyncIterator[int]:
         with typed(f"{live.sandbox_id} cannot be locked"):
             raise
     try:
-        while not _is_ours(fd):
-            await asyncio.sleep(_PAUSE_S)
+        await _wait_for(fd, live)
         yield fd
     finally:
         # Not by closing: the program that drops the old root's caches has a copy for some time.
         fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
+
+
+async def _wait_for(fd: int, live: Live) -> None:
+    limit_s = live.place.settings.lease_ttl_s
+    end_s = time.monotonic() + limit_s
+    while not _is_ours(fd):
+        if time.monotonic() >= end_s:
+            pid, _, owner_id = os.pread(fd, _NAME_BYTES, 0).decode(errors="replace").strip().partition(" ")
+            raise Locked(
+                f"process {pid or 'unknown'} has been taking a checkpoint of {live.sandbox_id} for {limit_s:g} s",
+                remedy="try again; if that process was stopped or hangs, continue or end it",
+                holders=[owner_id] if owner_id else [],
+            )
+        await asyncio.sleep(_PAUSE_S)
+    with contextlib.suppress(OSError):  # on a full disk nobody learns who it is
+        os.pwrite(fd, f"{os.getpid()} {live.place.store.owner_id}".encode().ljust(_NAME_BYTES), 0)
 
 
 def _is_ours(fd: int) -> bool:
