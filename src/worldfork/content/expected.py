@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from worldfork.content.blocks import corrupt
 from worldfork.content.entry import Entry, sort_key
+from worldfork.content.stack import is_redirect
 
 _TYPES = tuple(map(type, Entry("", "f")))
 _HASH = re.compile("[0-9a-f]{64}")
@@ -73,6 +74,7 @@ def _expect_rest(entry: Entry) -> None:
         or not all(0 <= number < _OWNERS for number in entry.device)
         or (kind == "c" and entry.device == (0, 0))  # as a whiteout is kept
         or ((entry.opaque or entry.redirect) and kind != "d")
+        or (entry.redirect and not is_redirect(entry.redirect))
         or (entry.link and kind in ("d", "w"))
         or (kind == "w" and entry != Entry(entry.path, "w"))
         or list(entry.xattrs) != sorted(dict(entry.xattrs).items())
@@ -88,6 +90,8 @@ class CanonicalOrder:
     def __init__(self) -> None:
         self._directories: list[tuple[str, bytes]] = []
         """Those that may still get entries, each with the last name in it."""
+        self._moved: set[tuple[str, str]] = set()
+        """Where directories go on in the layers below: a directory was moved to one place only."""
 
     def expect_next(self, entry: Entry) -> None:
         """Take the next entry.
@@ -112,6 +116,11 @@ class CanonicalOrder:
             raise corrupt("a link to what comes later", "an earlier path", entry.link, path=path)
         if entry.kind == "d":
             self._directories.append((path, b""))
+        if entry.redirect:
+            place = ("" if entry.redirect.startswith("/") else above, entry.redirect)
+            if place in self._moved:
+                raise corrupt("two directories go on in one place", "one", entry.redirect, path=path)
+            self._moved.add(place)
 
 
 class WholeContents:

@@ -102,6 +102,8 @@ class LayerStack:
         # An ordinary user is root inside, and sees himself named from outside.
         self._ids = (os.geteuid(), os.getegid()) if form == "user" and os.geteuid() != 0 else None
         self._whole = tuple((layer, "") for layer in range(len(self.layers)))
+        self._moved: dict[tuple[int, str], str] = {}
+        """Directories of layers that are shown elsewhere than where they lie, and where."""
 
     def root(self) -> Node:
         """Return the root."""
@@ -135,6 +137,9 @@ class LayerStack:
                 return None
             return Node(path, Seen("w"), layer, inside, (), self._going_on(parent, name))
         directory_of = tuple(stack) if top.kind == "d" else ()
+        for place in directory_of:
+            if place[1] != path:
+                self._expect_once(place, path)
         below = None if search.stopped else self._going_on(parent, search.name)
         return Node(path, top, *stack[0], directory_of, below)
 
@@ -165,6 +170,20 @@ class LayerStack:
             if not rest:
                 return deeper
             fd = deeper
+
+    def _expect_once(self, place: tuple[int, str], path: str) -> None:
+        """Refuse a directory that was moved to two places.
+
+        With what is in it shown twice, and twice again in each layer, few layers would show paths without number.
+        """
+        first = self._moved.setdefault(place, path)
+        if first != path:
+            raise Corrupt(
+                f"{self.layers[place[0]]}/{place[1]} is shown both as {first!r} and as {path!r}",
+                remedy="no overlay leaves a directory in two places: whoever made this layer did not use one",
+                expected=first,
+                actual=path,
+            )
 
     def _going_on(self, parent: Node, name: str) -> str | None:
         if self._ends or name.startswith("/"):
@@ -214,8 +233,7 @@ class LayerStack:
         return seen
 
     def _check(self, redirect: str, layer: int, inside: str) -> None:
-        parts = redirect[1:].split("/") if redirect.startswith("/") else [redirect]
-        if self.form == "user" or not all(parts) or (len(parts) == 1 and "/" in parts[0]):
+        if self.form == "user" or not is_redirect(redirect):
             raise Corrupt(
                 f"{self.layers[layer]}/{inside} is redirected to {redirect!r}, which no overlay of its form follows",
                 expected="a name or an absolute path" if self.form != "user" else "no redirect",
@@ -282,6 +300,12 @@ class LayerStack:
         if kind == "l":
             target = os.readlink(place) if fd is None else os.readlink("", dir_fd=fd)
         return Seen(kind, info, opaque, redirect, tuple(sorted(xattrs)), target)
+
+
+def is_redirect(text: str) -> bool:
+    """Whether a text is a redirect that an overlay writes: a name, or an absolute path without any `.` or `..`."""
+    parts = text[1:].split("/") if text.startswith("/") else [text]
+    return not {"", ".", ".."}.intersection(parts) and "/" not in parts[0]
 
 
 def join(directory: str, name: str) -> str:

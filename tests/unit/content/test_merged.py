@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from worldfork.content.compare import compare
 from worldfork.content.layer import walk
+from worldfork.content.merge import merge_layers
 from worldfork.content.merged import MergedView, state_digest
 from worldfork.core.errors import Corrupt
 
@@ -94,13 +97,35 @@ def test_redirects(tmp_path: Path) -> None:
     assert listed(view, "a") == []
 
 
-@pytest.mark.parametrize("redirect", ["/a//b", "a/b", "/"])
+@pytest.mark.parametrize("redirect", ["/a//b", "a/b", "/", "..", ".", "/a/../b", "/a/."])
 def test_a_redirect_that_no_overlay_follows(tmp_path: Path, redirect: str) -> None:
     lower = fill(tmp_path / "lower", a={"b": {}})
     upper = fill(tmp_path / "upper", a={})
     mark(upper / "a", "redirect", redirect)
     with pytest.raises(Corrupt):
         MergedView([upper, lower], FORM).list("a")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("look", ["walk", "merge", "compare", "digest"])
+def test_a_directory_is_moved_to_one_place(tmp_path: Path, look: str) -> None:
+    """Four paths in each of thirty layers would be a thousand million."""
+    layers = []
+    for number in range(30):
+        layer = fill(tmp_path / str(number), x={"a": {}, "b": {}})
+        if number < 29:
+            mark(layer / "x" / "a", "redirect", "/x")
+            mark(layer / "x" / "b", "redirect", "/x")
+        layers.append(layer)
+    view = MergedView(layers, FORM)
+    looks: dict[str, Callable[[], object]] = {
+        "walk": lambda: list(view.walk()),
+        "merge": lambda: merge_layers(layers, tmp_path / "merged", FORM),
+        "compare": lambda: list(compare(MergedView(layers[-1:], FORM), view)),
+        "digest": lambda: state_digest(view),
+    }
+    with pytest.raises(Corrupt, match="shown both as"):
+        looks[look]()
 
 
 def test_a_user_s_layers_have_no_redirects(tmp_path: Path) -> None:
