@@ -182,7 +182,10 @@ async def _take_upper(live: Live, connection: Connection, turn_fd: int, wanted: 
 
     def publish() -> None:
         place.store.publish(record, [after.layers[0]])
-        place.store.hold([holder_of(after)])
+        # It is taken. Without this its facts still say that it is moving, which whoever comes next finishes; the layers
+        # are all held already.
+        with contextlib.suppress(WorldforkError):
+            place.store.hold([holder_of(after)])
 
     try:
         place.quick(publish)
@@ -205,38 +208,69 @@ async def _copy_upper(live: Live, connection: Connection, wanted: Wanted) -> Sna
     """Copy the upper while its processes stand still; the sandbox keeps its own."""
     place, facts = live.place, live.facts
     notes = Path(facts.run) / f"copied.{facts.generation}"
-    last = await place.work(lambda: _usable(live, Copied.load(notes)))
-    draft = await place.work(lambda: place.store.begin_layer(form=facts.form, ids=facts.ids))
+    async with _last_copy(place, notes) as last:
+        draft = await place.work(lambda: place.store.begin_layer(form=facts.form, ids=facts.ids))
+        try:
+            capture = await _copy(live, connection, last, draft)
+            fault("checkpoint:thawed")
+            return await place.work(lambda: _publish_copy(live, capture, draft.layer_id, last, notes, wanted))
+        except BaseException:
+            with contextlib.suppress(Exception):
+                await asyncio.shield(place.work(lambda: place.store.abandon_layer(draft.layer_id)))
+            raise
+
+
+@contextlib.asynccontextmanager
+async def _last_copy(place: Place, notes: Path) -> AsyncIterator[Copied]:
+    """Keep the layers of the last copy for the length of the block; a deleted snapshot may have taken them along."""
+    lease = contextlib.ExitStack()
+
+    def take() -> Copied:
+        last = Copied.load(notes)
+        if last.layers:
+            try:
+                lease.enter_context(place.store.reading(layers=last.layers, purpose="copy"))
+            except NotFound:
+                return Copied()
+        return last
+
+    def let_go() -> None:
+        # Lost or not: what was published since stands on layers that were there at that moment, and so all the time.
+        with contextlib.suppress(WorldforkError):
+            lease.close()
+
+    try:
+        yield await place.work(take)
+    finally:
+        await asyncio.shield(place.work(let_go))
+
+
+async def _copy(live: Live, connection: Connection, last: Copied, draft: LayerDraft) -> Capture:
+    place, facts = live.place, live.facts
     upper = Path(ground_of(place, facts).upper)
     if facts.ids:
         await place.work(lambda: mapped.warm(copy_upper))  # not while all stands still
+    await connection.freeze()
     try:
-        await connection.freeze()
+        fault("checkpoint:frozen")
+        writable = await _still_writable(connection)
+        below = [place.store.layer_path(layer) for layer in last.layers]
+
+        def copy() -> Capture:
+            with typed(f"the upper of {facts.sandbox_id} cannot be copied"):
+                if facts.ids:
+                    return mapped.run(copy_upper, upper, draft.path, last, writable, facts.form, below)
+                return copy_upper(upper, draft.path, last, writable, facts.form, below)
+
+        capture = await place.work(copy)
+        fault("checkpoint:copied")
+        return capture
+    finally:
         try:
-            fault("checkpoint:frozen")
-            writable = await _still_writable(connection)
-            below = [place.store.layer_path(layer) for layer in last.layers]
-
-            def copy() -> Capture:
-                with typed(f"the upper of {facts.sandbox_id} cannot be copied"):
-                    if facts.ids:
-                        return mapped.run(copy_upper, upper, draft.path, last, writable, facts.form, below)
-                    return copy_upper(upper, draft.path, last, writable, facts.form, below)
-
-            capture = await place.work(copy)
-            fault("checkpoint:copied")
-        finally:
-            try:
-                await asyncio.shield(connection.thaw())
-            except SandboxError:
-                # Its init is dead, and what it has frozen could not die either.
-                thaw_groups(facts.cgroups)
-        fault("checkpoint:thawed")
-        return await place.work(lambda: _publish_copy(live, capture, draft.layer_id, last, notes, wanted))
-    except BaseException:
-        with contextlib.suppress(Exception):
-            await asyncio.shield(place.work(lambda: place.store.abandon_layer(draft.layer_id)))
-        raise
+            await asyncio.shield(connection.thaw())
+        except SandboxError:
+            # Its init is dead, and what it has frozen could not die either.
+            thaw_groups(facts.cgroups)
 
 
 async def _still_writable(connection: Connection) -> set[tuple[int, int]] | None:
@@ -272,17 +306,6 @@ def _remember(copied: Copied, notes: Path) -> None:
     # What was remembered before stays true of its own layers: without room for more the next copy is a larger one.
     with contextlib.suppress(OSError):
         copied.save(notes)
-
-
-def _usable(live: Live, last: Copied) -> Copied:
-    """Return the last copy if its layers are still there; a deleted snapshot may have taken them along."""
-    try:
-        for layer_id in last.layers:
-            if live.place.store.layer(layer_id).state == "condemned":
-                return Copied()
-    except NotFound:
-        return Copied()
-    return last
 
 
 async def _stop_and_take(live: Live, wanted: Wanted, began: float) -> tuple[SnapshotRecord, Timing]:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-from worldfork.core.errors import Locked, SandboxDied, WorldforkError
+from worldfork.core.errors import Corrupt, Locked, NotFound, SandboxDied, WorldforkError
 from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place
 from worldfork.lineage.starting import DEEPEST, ground_of, holder_of, make_upper
@@ -86,18 +86,37 @@ def _is_ours(fd: int) -> bool:
 
 
 async def present_facts(live: Live, connection: Connection) -> SandboxFacts:
-    """Return what is true of a sandbox now, after other handles' checkpoints, whole or broken off; in one's turn."""
+    """Return what is true of a sandbox now, after other handles' checkpoints, whole or broken off; in one's turn.
+
+    Raises:
+        SandboxDied: it is gone.
+        Corrupt: what the store knows of it is damaged; it goes on.
+        StoreError, OutOfSpace: a change that was broken off could not be finished.
+    """
     place = live.place
 
-    def known() -> SandboxFacts:
-        return SandboxFacts.from_json(place.store.holder(live.sandbox_id).facts)
-
-    facts = place.quick(known)
+    facts = place.quick(lambda: _known_facts(live))
     if not facts.moving:
         return facts
     async with _namespaces(connection) as namespaces:
         upper = await place.driver.upper_of(facts, namespaces)
     return await place.work(lambda: _finish(place, facts, upper))
+
+
+def _known_facts(live: Live) -> SandboxFacts:
+    try:
+        text = live.place.store.holder(live.sandbox_id).facts
+    except NotFound as error:
+        raise live.gone("somebody ended it") from error
+    try:
+        return SandboxFacts.from_json(text)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Corrupt(
+            f"what is known of {live.sandbox_id} cannot be read: {error!r}",
+            remedy="its files can still be read and copied; then end it",
+            expected="the facts of a sandbox",
+            actual=text[:200],
+        ) from error
 
 
 def _finish(place: Place, facts: SandboxFacts, upper: str) -> SandboxFacts:
@@ -199,10 +218,9 @@ async def put_right(live: Live, connection: Connection) -> None:
 
 def _give_up(live: Live) -> None:
     """Let go of the layer that a dead sandbox's upper was becoming."""
-    store = live.place.store
-    facts = SandboxFacts.from_json(store.holder(live.sandbox_id).facts)
+    facts = _known_facts(live)
     if facts.moving:
-        store.abandon_layer(facts.moving)
+        live.place.store.abandon_layer(facts.moving)
 
 
 def _moved(facts: SandboxFacts) -> SandboxFacts:

@@ -52,12 +52,12 @@ class Copied:
 
     @classmethod
     def load(cls, path: Path) -> Copied:
-        """Read what `save` wrote; nothing copied yet where there is no file."""
+        """Read what `save` wrote; nothing copied yet where there is no file, or none that can be read."""
         try:
             data = json.loads(path.read_text())
-        except FileNotFoundError:
+            return cls(tuple(data["layers"]), {name: Entry(*row) for name, row in data["entries"].items()})
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return cls()
-        return cls(tuple(data["layers"]), {name: Entry(*row) for name, row in data["entries"].items()})
 
 
 def scan(upper: str, form: str, writable: Collection[int] | None, modes: dict[str, int] | None) -> dict[str, Entry]:
