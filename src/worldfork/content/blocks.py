@@ -14,8 +14,9 @@ from __future__ import annotations
 import os
 import struct
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Protocol
 
 from worldfork.content.compression import zstd
@@ -50,6 +51,23 @@ class Source(Protocol):
 
     def read(self, size_bytes: int, /) -> bytes:
         """Return up to so many bytes; none at the end alone."""
+
+
+class _SinkFailed(Exception):
+    """What a sink raised, in clothes that nobody takes for a failure of what is being read for it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def failures_of_sink() -> Iterator[None]:
+    """Let what a sink raised out as it was, wherever in the block it was written to. Around all use of a writer."""
+    try:
+        yield
+    except _SinkFailed as failed:
+        raise failed.error from failed.error.__cause__
 
 
 class BlockWriter:
@@ -138,7 +156,10 @@ class BlockWriter:
         self._digest.update(data)
         rest = memoryview(data)
         while rest:
-            done = self._sink.write(rest)
+            try:
+                done = self._sink.write(rest)
+            except Exception as error:
+                raise _SinkFailed(error) from error
             if not isinstance(done, int):
                 return
             rest = rest[done:]  # an unbuffered file may take a part only

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worldfork.content.archive import ArchiveWriter, LayerHead
-from worldfork.content.blocks import Sink
+from worldfork.content.blocks import Sink, failures_of_sink
 from worldfork.content.layer import walk
 from worldfork.content.manifest import read_manifest, write_manifest
 from worldfork.core.errors import ConfigError, WorldforkError
@@ -87,7 +87,7 @@ def export_snapshot(store: Store, snapshot_id: str, sink: Sink) -> Exported:
         BrokenPipeError: whoever read the archive has gone.
     """
     with leaving(store, snapshot_id, "export") as departure:
-        with ArchiveWriter(_Typed(sink), departure.passage.to_json()) as archive:
+        with failures_of_sink(), ArchiveWriter(_Typed(sink), departure.passage.to_json()) as archive:
             fault("export:begun")
             for layer in departure.layers:
                 layer.write(archive)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from worldfork.content.archive import ArchiveReader, ArchiveWriter, ArrivingLayer, LayerHead, is_digest
-from worldfork.content.blocks import Sink, Source, corrupt, is_archive
+from worldfork.content.blocks import Sink, Source, corrupt, failures_of_sink, is_archive
 from worldfork.core.errors import ConfigError, NotFound, StoreError
 from worldfork.core.ids import check_id
 from worldfork.core.remove import remove_tree
@@ -75,7 +75,7 @@ def _send(there: Remote, layer: LeavingLayer, report: PushReport) -> None:
         return
 
     def fill(sink: Sink) -> None:
-        with ArchiveWriter(sink, {"what": "layer", **layer.head._asdict()}) as archive:
+        with failures_of_sink(), ArchiveWriter(sink, {"what": "layer", **layer.head._asdict()}) as archive:
             layer.write(archive)
             archive.end()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 from tests.archives import make_tree
 from tests.travel import FORM, add_tree, exported, traces
 
+from worldfork.content import blocks
 from worldfork.content.archive import ArchiveReader
-from worldfork.core.errors import ConfigError, Corrupt, NotFound, StoreError
+from worldfork.core.errors import ConfigError, Corrupt, NotFound, OutOfSpace, StoreError
 from worldfork.exchange.departure import export_snapshot
 from worldfork.keeping.sealing import manifest_path, seal
 from worldfork.store.store import Store
@@ -126,6 +128,33 @@ def test_a_reader_who_goes_away_and_a_disk_that_is_full(store: Store) -> None:
     with open("/dev/full", "wb", buffering=0) as full, pytest.raises(Exception) as caught:
         export_snapshot(store, record.snapshot_id, full)
     assert caught.value.code == "out_of_space"  # type: ignore[attr-defined]
+    assert store.holders() == []
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(errno.EPIPE, "gone"), OSError(errno.ENOSPC, "full"), KeyError("x")])
+def test_a_sink_that_fails_in_the_midst_of_a_file_is_not_taken_for_the_file(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    record = add_tree(store, "one", large=True)
+    monkeypatch.setattr(blocks, "_AHEAD", 1)
+
+    class Failing:
+        written = 0
+
+        def write(self, data: bytes | memoryview, /) -> int:
+            self.written += len(data)
+            if self.written > 1000:
+                raise error
+            return len(data)
+
+    with pytest.raises(Exception) as caught:
+        export_snapshot(store, record.snapshot_id, Failing())
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        assert isinstance(caught.value, OutOfSpace)
+        assert "the archive cannot be written" in caught.value.message
+        assert not {"path", "layer_id"} & caught.value.fields.keys()
+    else:
+        assert caught.value is error
     assert store.holders() == []
 
 

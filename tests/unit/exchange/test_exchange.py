@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,6 +45,25 @@ def other(tmp_path: Path) -> Iterator[Store]:
     opened = Store.open(home_at(tmp_path / "other"))
     yield opened
     opened.close()
+
+
+def test_a_remote_that_takes_no_more_is_told_as_the_remote(store: Store, tmp_path: Path) -> None:
+    draft = store.begin_layer(form=FORM)
+    draft.path.mkdir()
+    (draft.path / "file").write_bytes(os.urandom(20 << 20))
+    record = dataclasses.replace(add_tree(store, "one"), snapshot_id=new_id("sn"), layers=(draft.layer_id,))
+    store.publish(record, [draft.layer_id])
+    seal(store, draft.layer_id)
+
+    def send() -> None:
+        mine = Store.open(store.home)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6 << 20, 6 << 20))
+        with pytest.raises(StoreError, match="cannot be written to") as caught:
+            push(mine, [record.snapshot_id], str(tmp_path / "remote"))
+        assert "path" not in caught.value.fields
+
+    assert in_child(send) == 0
+    assert list((tmp_path / "remote").rglob("*.wfa")) == []
 
 
 def test_a_snapshot_comes_back(store: Store, other: Store, remote: str) -> None:
