@@ -47,7 +47,8 @@ class Writer:
         self._cloning = Cloning()
         self._open: list[_Made] = []
         self._later: list[Entry] = []
-        """Directories that their owner is to be closed out of, while names in them may still be needed for links."""
+        """Directories that their owner is to be closed out of, while names in them may still be needed for links: those
+        in a directory before it."""
         with naming("", "made"):
             os.mkdir(target, 0o700)
             self._root = os.open(target, DIRECTORY)
@@ -106,7 +107,7 @@ class Writer:
             raise ConfigError("a tree has at least a root")
         while self._open:
             self._leave()
-        for entry in reversed(self._later):
+        for entry in self._later:
             with naming(entry.path, "written"):
                 fd = self._reach(entry, entry.path)
                 try:

@@ -193,6 +193,10 @@ def test_directories_that_their_owner_is_closed_out_of(tmp_path: Path) -> None:
         Entry("a/f", "f", 0, mtime_ns=6),
         Entry("b", "d", 0o100, mtime_ns=7),
         Entry("b/again", "f", 0, mtime_ns=6, link="a/f"),
+        Entry("c", "d", 0, mtime_ns=8),
+        Entry("c/d", "d", 0, mtime_ns=9),
+        Entry("c/d/e", "d", 0o300, mtime_ns=10),
+        Entry("c/f", "d", 0o400, mtime_ns=11),
     ]
     with Writer(tmp_path / "tree", "user") as writer:
         for entry in tree:
