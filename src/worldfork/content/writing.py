@@ -52,6 +52,9 @@ class Writer:
         with naming("", "made"):
             os.mkdir(target, 0o700)
             self._root = os.open(target, DIRECTORY)
+            if os.fstat(self._root).st_mode & stat.S_ISGID:  # as the directory around it, whose group it has
+                os.fchown(self._root, -1, self._owner[1])
+                os.fchmod(self._root, 0o700)
             for name in os.listxattr(self._root):
                 if name.startswith("system.posix_acl_"):  # inherited from the directory around the tree
                     os.removexattr(self._root, name)

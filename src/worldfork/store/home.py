@@ -183,13 +183,16 @@ def _make(directory: Path, setting: str) -> Path:
 def _close_to_others(directory: Path, setting: str) -> None:
     """Refuse a directory of another user, who could exchange what lies in it, and close our own to everybody else.
 
-    What a sandbox of root made is root's here too, set-uid programs included: nobody else may reach it.
+    What a sandbox of root made is root's here too, set-uid programs included: nobody else may reach it. What is made in
+    it has this user's group, also where the directory around it gives its own on (set-gid).
     """
     with typed(f"{directory} cannot be used"):
         status = os.stat(directory)
         if status.st_uid != os.geteuid():
             raise StoreError(f"{directory} belongs to another user", remedy=f"set {setting} to one of your own")
-        if stat.S_IMODE(status.st_mode) & 0o077:
+        if status.st_mode & stat.S_ISGID:
+            os.chown(directory, -1, os.getegid())
+        if stat.S_IMODE(status.st_mode) & (0o077 | stat.S_ISGID):
             directory.chmod(0o700)
 
 

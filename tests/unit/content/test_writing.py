@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -183,6 +185,37 @@ def test_an_ordinary_user_cannot_make_everything(tmp_path: Path, entry: Entry) -
     with pytest.raises(ConfigError) as caught:
         write(tmp_path / "tree", "user", entry)
     assert caught.value.fields["path"] == "x"
+
+
+@pytest.mark.root
+def test_a_tree_in_a_directory_that_gives_its_group_on() -> None:
+    place = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    try:
+        os.chown(place, 64321, 4242)
+        place.chmod(0o2755)
+
+        def write_as_a_user() -> None:
+            os.setgroups([])
+            os.setresgid(64321, 64321, 64321)
+            os.setresuid(64321, 64321, 64321)
+            tree = [
+                ROOT,
+                Entry("a", "d", 0o755),
+                Entry("a/f", "f", 0o644),
+                Entry("g", "d", 0o2755),
+                Entry("g/f", "f", 0o600),
+            ]
+            with Writer(place / "tree", "user") as writer:
+                for entry in tree:
+                    writer.add(entry)
+                writer.finish()
+            found = [each.entry for each in walk(place / "tree", "user", hashed=False)]
+            assert {(entry.uid, entry.gid) for entry in found} == {(0, 0)}
+            assert {entry.path: entry.mode for entry in found}["g"] == 0o2755
+
+        assert in_child(write_as_a_user) == 0
+    finally:
+        shutil.rmtree(place)
 
 
 @pytest.mark.user

@@ -28,6 +28,18 @@ def test_makes_all_directories_for_their_owner_alone(tmp_path: Path) -> None:
     assert open_home(Settings(home=tmp_path / "a" / "home")) == home
 
 
+def test_below_a_directory_that_gives_its_group_on(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    if os.geteuid() == 0:
+        os.chown(shared, 0, 4242)
+    shared.chmod(0o2755)
+    home = open_home(Settings(home=shared / "home"))
+    for directory in (home.images, home.memory, home.layers, home.run, home.trash, home.locks, home.tmp):
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert directory.stat().st_gid == os.getegid()
+
+
 def test_paths_have_no_links_in_them(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "real").mkdir()
