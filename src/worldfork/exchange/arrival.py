@@ -17,7 +17,7 @@ from worldfork.content.layer import Found, walk
 from worldfork.content.manifest import Sealed, read_manifest, write_manifest
 from worldfork.core.errors import ConfigError, Corrupt, NotFound, StoreError, WorldforkError
 from worldfork.core.idmap import own_map
-from worldfork.exchange.passage import Passage, passage_of
+from worldfork.exchange.passage import Passage, life_of, passage_of
 from worldfork.keeping.sealing import manifest_path, seal
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store.failures import typed
@@ -127,7 +127,7 @@ class Arrival:
             known = self._store.snapshot(record.snapshot_id)
         except NotFound:
             return None
-        expected, actual = _of_its_life(record), _of_its_life(known)
+        expected, actual = life_of(record), life_of(known)
         if actual != expected:
             raise StoreError(
                 f"{record.snapshot_id} is here already, and is another snapshot",
@@ -269,14 +269,3 @@ def _not_as_it_came(found: Entry | None, wanted: Entry | None) -> Corrupt:
         expected=str(wanted),
         actual=str(found),
     )
-
-
-def _of_its_life(record: SnapshotRecord) -> dict[str, object]:
-    """Return what stays true of a snapshot: its layers are shared and merged, and a base in a directory becomes one."""
-    return {
-        "parent_id": record.parent_id,
-        "sandbox_id": record.sandbox_id,
-        "created_s": record.created_s,
-        "kind": record.kind,
-        "label": record.label,
-    }

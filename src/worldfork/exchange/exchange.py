@@ -14,7 +14,7 @@ from worldfork.core.ids import check_id
 from worldfork.core.remove import remove_tree
 from worldfork.exchange.arrival import arriving, write_layer
 from worldfork.exchange.departure import LeavingLayer, leaving
-from worldfork.exchange.passage import Passage, from_record_file, to_record_file
+from worldfork.exchange.passage import Passage, from_record_file, life_of, to_record_file
 from worldfork.exchange.remotes import Remote, open_remote
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store.failures import typed
@@ -97,15 +97,9 @@ def _is_there(there: Remote, passage: Passage) -> bool:
 
 
 def _expect_there(there: Remote, passage: Passage) -> None:
-    """See that what the remote has under this id is this snapshot.
-
-    Its layers may be others: they are merged and shared from time to time, and its state stays the same.
-    """
+    """See that what the remote has under this id is this snapshot."""
     snapshot_id = passage.record.snapshot_id
-    expected, actual = (
-        {name: value for name, value in one.to_json()["record"].items() if name != "layers"}
-        for one in (passage, _record(there, snapshot_id))
-    )
+    expected, actual = life_of(passage.record), life_of(_record(there, snapshot_id).record)
     if actual != expected:
         raise StoreError(
             f"{snapshot_id} is in {there.where} already, and is another snapshot",

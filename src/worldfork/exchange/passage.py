@@ -116,6 +116,18 @@ def _read(record: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]) -> Pas
     return Passage(found, layers)
 
 
+def life_of(record: SnapshotRecord) -> dict[str, object]:
+    """Return what stays true of a snapshot, wherever it is: its layers are shared and merged, a base in a directory
+    becomes one, and each user writes layers in the form that it can."""
+    return {
+        "parent_id": record.parent_id,
+        "sandbox_id": record.sandbox_id,
+        "created_s": record.created_s,
+        "kind": record.kind,
+        "label": record.label,
+    }
+
+
 def _id_or_none(prefix: str, text: object) -> str | None:
     return None if text is None else check_id(prefix, text)
 

@@ -118,6 +118,16 @@ def test_pushed_again_after_its_layers_were_merged(store: Store, remote: str) ->
     assert (report.snapshots, report.sent) == ([above.snapshot_id], [])
 
 
+@pytest.mark.root
+def test_pushed_again_by_a_user_whose_layers_have_the_other_form(store: Store, other: Store, remote: str) -> None:
+    left = add_tree(store, "one")
+    push(store, [left.snapshot_id], remote)
+    (pulled,) = pull(other, [left.snapshot_id], remote, "user")
+    assert (left.form, pulled.form) == ("trusted", "user")
+    report = push(other, [left.snapshot_id], remote)
+    assert (report.snapshots, report.sent) == ([left.snapshot_id], [])
+
+
 def test_another_snapshot_of_the_same_id(store: Store, other: Store, remote: str) -> None:
     left = add_tree(store, "one")
     push(store, [left.snapshot_id], remote)
