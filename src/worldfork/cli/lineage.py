@@ -11,7 +11,7 @@ import typer
 
 from worldfork.cli.boundary import verb
 from worldfork.cli.lookup import open_store, snapshot_id_of
-from worldfork.cli.printing import human_bytes, print_json, print_line, print_table, progress
+from worldfork.cli.printing import human_bytes, one_line, print_json, print_line, print_table, progress
 from worldfork.cli.sandboxes import AsJson
 from worldfork.cli.shapes import when
 from worldfork.core.errors import NotFound
@@ -80,11 +80,11 @@ def tree_lines(members: list[Member], encoding: str | None = None) -> Iterator[s
 def _facts(member: Member) -> str:
     forks = member.live_forks
     words = [
-        *(f"[{name}]" for name in member.names),
+        *(f"[{one_line(name)}]" for name in member.names),
         member.state if member.level == "local" else f"{member.state} ({member.level})",
         f"+{human_bytes(member.added_bytes)} of {human_bytes(member.stored_bytes)}",
         *([f"{forks} live fork{'' if forks == 1 else 's'}"] if forks else []),
-        *([member.label] if member.label else []),
+        *([one_line(member.label)] if member.label else []),
         *([f"(its parent {member.parent_id} is gone)"] if member.parent_is_gone else []),
     ]
     return "  ".join(words)
@@ -108,7 +108,7 @@ def show(
         return
     for key, value in facts.items():
         if key not in ("layers", "facts", "ancestors"):
-            print_line(f"{key:<16}{_shown(key, value)}")
+            print_line(f"{key:<16}{one_line(_shown(key, value))}")
     nearest, count = facts["ancestors"][:_NEAREST], len(facts["ancestors"])
     more = f" and {count - _NEAREST} more" if count > _NEAREST else ""
     print_line(f"{'ancestors':<16}{', '.join(nearest) or '-'}{more}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -16,6 +17,7 @@ from worldfork.cli.shapes import error_shape
 from worldfork.core.errors import WorldforkError
 
 _PIPE_WIDTH = 100_000
+_CONTROLS = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def console(*, error: bool = False) -> Console:
@@ -28,26 +30,42 @@ def console(*, error: bool = False) -> Console:
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=width is None)
 
 
+def one_line(text: str) -> str:
+    """Return a text that may hold anything as one line that a terminal only shows: what is not printable is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
+def _shown(text: str) -> str:
+    """Return lines of ours, in which there may be words of others."""
+    return "\n".join(map(one_line, text.split("\n")))
+
+
 def print_line(text: str = "") -> None:
-    """Print one line as it is on standard output, at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    """Print lines on standard output, at once. Nothing in them is a command to the terminal."""
+    _write(sys.stdout, _shown(text))
 
 
 def note(text: str) -> None:
-    """Print one line as it is on standard error, at once."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    """Print lines on standard error, at once. Nothing in them is a command to the terminal."""
+    _write(sys.stderr, _shown(text))
+
+
+def _write(stream: TextIO, text: str) -> None:
+    stream.write(f"{text}\n")
+    stream.flush()
 
 
 def print_json(value: object) -> None:
     """Print one JSON document on standard output; names that are not UTF-8 as escapes of their bytes."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        text = json.dumps(value, indent=2, default=str)
-    print_line(text)
+    _write(sys.stdout, _json(value, indent=2))
+
+
+def _json(value: object, indent: int | None = None) -> str:
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    # Control characters of a terminal that JSON does not escape, and what is no text.
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str = "") -> None:
@@ -59,12 +77,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, emp
     for position, column in enumerate(columns):
         table.add_column(column, no_wrap=position == 0, overflow="fold")
     for row in rows:
-        table.add_row(*("-" if cell is None else str(cell) for cell in row))
+        table.add_row(*("-" if cell is None else one_line(str(cell)) for cell in row))
     shown = console()
     with shown.capture() as captured:
         shown.print(table, soft_wrap=False)
     for line in captured.get().splitlines():
-        print_line(line.rstrip())
+        _write(sys.stdout, line.rstrip())
 
 
 def print_error(error: WorldforkError, *, as_json: bool) -> None:
@@ -74,7 +92,7 @@ def print_error(error: WorldforkError, *, as_json: bool) -> None:
         if error.remedy:
             note(f"  try: {error.remedy}")
         return
-    note(json.dumps({"error": error_shape(error)}, ensure_ascii=False))
+    _write(sys.stderr, _json({"error": error_shape(error)}))
 
 
 def _sentence(text: str) -> str:

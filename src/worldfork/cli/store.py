@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from worldfork.cli.boundary import OK, PARTIAL, exit_code, use_id_range, verb
-from worldfork.cli.printing import human_bytes, note, print_json, print_line, print_table, progress
+from worldfork.cli.printing import human_bytes, note, one_line, print_json, print_line, print_table, progress
 from worldfork.cli.sandboxes import AsJson
 from worldfork.core.errors import Corrupt, OutOfSpace
 from worldfork.core.settings import load_settings
@@ -107,17 +107,17 @@ def _show_report(report: CheckReport) -> None:
     print_table(("looked at", "count"), rows)
     _show_findings(report)
     for text in report.notes:
-        note(f"worldfork: {_shown(text)}")
+        note(f"worldfork: {one_line(text)}")
     print_line(_verdict(report))
 
 
 def _show_findings(report: CheckReport) -> None:
     for finding in report.findings:
-        print_line(_shown(str(finding)))
+        print_line(one_line(str(finding)))
     for (kind, subject), count in report.counts.items():
         shown = sum((one.kind, one.subject) == (kind, subject) for one in report.findings)
         if count > shown:
-            print_line(_shown(f"{kind} {subject}: and {count - shown} more"))
+            print_line(one_line(f"{kind} {subject}: and {count - shown} more"))
 
 
 def _show_repair(done: RepairReport) -> None:
@@ -125,9 +125,9 @@ def _show_repair(done: RepairReport) -> None:
         by = f" by {one.by}, for {one.snapshots} snapshot{'' if one.snapshots == 1 else 's'}" if one.by else ""
         print_line(f"layer {one.layer_id}: {one.how}{by}")
     for what, why in done.left:
-        print_line(_shown(f"{what}: stays damaged: {why}"))
+        print_line(one_line(f"{what}: stays damaged: {why}"))
     for text in done.notes:
-        note(f"worldfork: {_shown(text)}")
+        note(f"worldfork: {one_line(text)}")
 
 
 def _verdict(report: CheckReport) -> str:
@@ -135,12 +135,6 @@ def _verdict(report: CheckReport) -> str:
         return "The store is sound."
     findings = "1 finding" if report.total == 1 else f"{report.total} findings"
     return f"The store is damaged: {findings} in {len(report.counts)}."
-
-
-def _shown(text: str) -> str:
-    """Return a text that may hold any file name as one line for a terminal."""
-    escaped = "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
-    return escaped.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @store.command()
@@ -162,5 +156,5 @@ def upkeep(as_json: AsJson = False) -> int:
         ]
         print_table(("done", "count"), rows)
         for what, why in failures:
-            note(f"worldfork: {_shown(f'{what}: {why}')}")
+            note(f"worldfork: {one_line(f'{what}: {why}')}")
     return PARTIAL if failures else OK

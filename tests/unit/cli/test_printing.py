@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
 from worldfork.cli import printing
+from worldfork.cli.lineage import tree_lines
 from worldfork.cli.shapes import when
 from worldfork.core.errors import Locked, NotFound
+from worldfork.keeping.family import Member
 
 
 def test_an_error_is_one_sentence_and_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,3 +77,34 @@ def test_a_moment_that_no_calendar_has_is_shown_all_the_same(moment_s: float) ->
 def test_a_moment_is_shown_as_date_and_time() -> None:
     assert len(when(1_700_000_000.5)) == len("2023-11-14 22:13:20")
     assert when(None) == "-"
+
+
+HOSTILE = "\x1b]0;owned\x07\x9b2J\u202e\udcff\x7f"
+
+
+def test_no_word_of_others_is_a_command_to_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    printing.print_line(f"label {HOSTILE}")
+    printing.note(f"label {HOSTILE}")
+    printing.print_table((f"head {HOSTILE}"[:4], "b"), [("one", HOSTILE), (f"two\n{HOSTILE}", 1)])
+    printing.print_error(NotFound(f"no {HOSTILE}", remedy=HOSTILE, path=HOSTILE), as_json=False)
+    printing.print_error(NotFound(f"no {HOSTILE}", remedy=HOSTILE, path=HOSTILE), as_json=True)
+    printing.print_json({"label": HOSTILE, HOSTILE: [1]})
+    out, err = capfd.readouterr()
+    for text in (out, err):
+        assert all(one.isprintable() or one == "\n" for one in text), text
+    assert "\\x1b]0;owned\\x07\\x9b2J\\u202e\\udcff\\x7f" in out
+    assert json.loads(out[out.index("{\n") :]) == {"label": HOSTILE, HOSTILE: [1]}
+    assert json.loads(err.splitlines()[-1])["error"]["fields"]["path"] == HOSTILE
+
+
+def test_lines_of_ours_stay_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    printing.print_line("\none\n  two \u2193 \u00e9")
+    assert capsys.readouterr().out == "\none\n  two \u2193 \u00e9\n"
+
+
+def test_a_tree_has_one_line_for_each_snapshot() -> None:
+    facts: dict[str, object] = {field.name: 0 for field in dataclasses.fields(Member)}
+    words = {"names": [f"x\n{HOSTILE}"], "label": f"y\n{HOSTILE}", "state": "ready", "level": "local"}
+    member = Member(**{**facts, **words})  # type: ignore[arg-type]
+    [line] = tree_lines([member])
+    assert line.isprintable()
