@@ -140,7 +140,7 @@ def _serves(directory: Path, python: str) -> bool:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("story", ["owners", "checkpoints", "calls", "disk_limit", "store"])
+@pytest.mark.parametrize("story", ["owners", "checkpoints", "apart", "calls", "disk_limit", "store"])
 def test_with_a_range(person: Person, story: str) -> None:
     person.tells(story)
 

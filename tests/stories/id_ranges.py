@@ -10,6 +10,7 @@ import asyncio
 import io
 import os
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -261,6 +262,28 @@ def doctor(words: str) -> None:
     found = [result for result in asyncio.run(probe(settings)) if result.name.startswith("range")]
     assert len(found) == 1
     assert words in f"{found[0].ok} {found[0].detail} {found[0].remedy}", found
+
+
+def apart() -> None:
+    """What needs a process that is other ids never runs on the event loop, which all sandboxes share."""
+    loops: list[str] = []
+    run = mapped.run
+
+    def noted(function: Callable[..., object], *arguments: object) -> object:
+        name = threading.current_thread().name
+        loops.append(f"{function.__name__} {name}")
+        return run(function, *arguments)
+
+    mapped.run = noted  # type: ignore[assignment]
+    sandbox = fresh()
+    said(sandbox, "chown 77:78 / && chmod 711 /")
+    snapshot = sandbox.checkpoint()
+    (child,) = snapshot.fork(1).unwrap()
+    again = Sandbox.create(snapshot_id=snapshot.snapshot_id)
+    assert said(again, "stat -c '%u:%g %a' /") == said(child, "stat -c '%u:%g %a' /") == "77:78 711"
+    assert sum(line.startswith("make_upper ") for line in loops) == 3, loops
+    assert not [line for line in loops if line.endswith("worldfork-door")], loops
+    ends(sandbox, child, again)
 
 
 def calls() -> None:

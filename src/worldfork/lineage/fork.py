@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from worldfork.core.errors import ConfigError
+from worldfork.core.errors import ConfigError, WorldforkError
 from worldfork.lineage.identity import choose_seeds
 from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place
+from worldfork.lineage.stacks import on_mountable
 from worldfork.lineage.starting import (
+    Ready,
     StartOptions,
-    as_it_is_now,
+    begin_one,
     make_facts,
-    mountable,
     prepare,
     start_prepared,
     unprepare,
@@ -24,7 +26,7 @@ from worldfork.lineage.starting import (
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.driver import Begun
-from worldfork.sandbox.network import HostNetwork
+from worldfork.store.leases import GRACE_S
 
 MAX_FORKS = 10_000
 """In one call."""
@@ -67,27 +69,24 @@ async def fork_snapshot(
     if width < 1:
         raise ConfigError(f"max_concurrency cannot be {width}", remedy="use 1 or more")
     chosen = choose_seeds(seeds, n)
-    record = await mountable(place, place.quick(lambda: place.store.snapshot(snapshot_id)))
+    record = place.quick(lambda: place.store.snapshot(snapshot_id))
 
-    def get_ready() -> tuple[list[SandboxFacts], HostNetwork | None]:
-        return as_it_is_now(place, record, lambda found: _prepare(place, found, options, chosen))
+    def get_ready(found: SnapshotRecord) -> Ready:
+        return _prepare(place, found, options, chosen)
 
-    if n > 1:
-        many, network = await place.work(get_ready, undo=lambda made: unprepare(place, made[0]))
-        return await _start_all(place, many, network, width, on_child, None)
+    async def get_many_ready(found: SnapshotRecord) -> tuple[Ready, Begun | None]:
+        return await place.work(lambda: get_ready(found), undo=lambda made: unprepare(place, made[0])), None
+
+    async def get_one_ready(found: SnapshotRecord) -> tuple[Ready, Begun | None]:
+        return await begin_one(place, found, options.network, get_ready)
+
+    since_s = place.clock.monotonic_s()
     # One alone is begun while it is prepared; of many, the start of one overlaps with those of others anyway.
-    begun = place.driver.begin(options.network)
-    try:
-        many, network = place.quick(get_ready)
-    except BaseException:
-        await place.driver.abandon(begun)
-        raise
-    return await _start_all(place, many, network, width, on_child, begun)
+    ready, begun = await on_mountable(place, record, get_many_ready if n > 1 else get_one_ready)
+    return await _start_all(place, ready, width, on_child, begun, since_s)
 
 
-def _prepare(
-    place: Place, record: SnapshotRecord, options: StartOptions, seeds: Sequence[int]
-) -> tuple[list[SandboxFacts], HostNetwork | None]:
+def _prepare(place: Place, record: SnapshotRecord, options: StartOptions, seeds: Sequence[int]) -> Ready:
     """Take leases and make directories for all children, in one go. Blocking."""
     many: list[SandboxFacts] = []
     network = None
@@ -101,12 +100,13 @@ def _prepare(
 
 async def _start_all(
     place: Place,
-    many: list[SandboxFacts],
-    network: HostNetwork | None,
+    ready: Ready,
     width: int,
     on_child: Callable[[int, Live | Exception], Awaitable[None] | None] | None,
     first: Begun | None,
+    since_s: float,
 ) -> list[Live | Exception]:
+    many, network = ready
     results: list[Live | Exception | None] = [None] * len(many)
     waiting = iter(range(len(many)))
     taken: set[int] = set()
@@ -116,7 +116,7 @@ async def _start_all(
             taken.add(index)
             child: Live | Exception
             try:
-                child = await start_prepared(place, many[index], network, first)
+                child = await start_prepared(place, many[index], network, first, since_s=since_s)
             except Exception as error:  # one child's failure is its own result, whatever it was
                 child = error
             results[index] = child
@@ -125,6 +125,7 @@ async def _start_all(
                 if called is not None:
                     await called
 
+    renewing = asyncio.ensure_future(_renew(place, many, taken)) if len(many) > width else None
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(width, len(many))):
@@ -132,7 +133,19 @@ async def _start_all(
     except BaseException:
         await asyncio.shield(_undo(place, many, results, taken))
         raise
+    finally:
+        if renewing is not None:
+            renewing.cancel()
     return [child for child in results if child is not None]
+
+
+async def _renew(place: Place, many: list[SandboxFacts], taken: set[int]) -> None:
+    """Keep those that wait for their turn from being taken for dead."""
+    while True:
+        await place.clock.sleep_s(GRACE_S / 4)
+        waiting = [facts.sandbox_id for index, facts in enumerate(many) if index not in taken]
+        with contextlib.suppress(WorldforkError):
+            await place.work(lambda waiting=waiting: place.store.renew_holders(waiting))  # type: ignore[misc]  # the loop's
 
 
 async def _undo(

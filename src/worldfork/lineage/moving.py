@@ -18,7 +18,8 @@ from pathlib import Path
 from worldfork.core.errors import Corrupt, Locked, NotFound, SandboxDied, WorldforkError
 from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place
-from worldfork.lineage.starting import DEEPEST, ground_of, holder_of, make_upper
+from worldfork.lineage.stacks import TRIES, next_layers_of
+from worldfork.lineage.starting import ground_of, holder_of, make_upper, may_take_long
 from worldfork.lineage.upper import move_upper
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox.connection import Connection
@@ -27,8 +28,6 @@ from worldfork.store.faultpoints import fault
 
 _DYING_S = 2.0
 """How long the processes of a sandbox may take to be gone after its connection is."""
-_WORTH_A_LOOK = 32
-"""Layers; with fewer there are no merges."""
 _PAUSE_S = 0.002
 """Between two looks at a lock that somebody else has."""
 _NAME_BYTES = 64
@@ -150,28 +149,21 @@ async def move(live: Live, connection: Connection, turn_fd: int) -> tuple[Sandbo
         SandboxDied: it is gone.
     """
     place, before = live.place, live.facts
-    next_layers = await _next_layers(place, before.layers)
+    upper = ground_of(place, before).upper
 
-    def begin() -> SandboxFacts:
-        draft = place.store.begin_layer(form=before.form, ids=before.ids)
-        try:
-            moving = replace(before, moving=draft.layer_id, next_layers=next_layers)
-            place.store.hold([holder_of(moving)])
-        except BaseException:
-            place.store.abandon_layer(draft.layer_id)
-            raise
-        return moving
-
-    def rename(moving: SandboxFacts) -> None:
+    def rename() -> None:
         with typed(f"the upper of {before.sandbox_id} cannot be taken"):
-            move_upper(ground_of(place, before).upper, place.store.layer_path(moving.moving))
+            move_upper(upper, place.store.layer_path(moving.moving))
             fault("checkpoint:renamed")
             make_upper(ground_of(place, _moved(moving)), before.form, before.ids)
             fault("checkpoint:made")
 
-    moving = place.quick(begin)
+    moving = await _announce(place, before)
     try:
-        place.quick(lambda: rename(moving))
+        if may_take_long(upper, before.ids):
+            await place.work(rename)
+        else:
+            place.quick(rename)
         async with _namespaces(connection) as namespaces:
             kept = (turn_fd, connection.descriptor)
             dropped = await place.driver.reroot(before, ground_of(place, _moved(moving)), namespaces, kept)
@@ -187,20 +179,28 @@ async def move(live: Live, connection: Connection, turn_fd: int) -> tuple[Sandbo
     return _moved(moving), dropped
 
 
-async def _next_layers(place: Place, layers: tuple[str, ...]) -> tuple[str, ...]:
-    """Return fewer layers of the same content for a sandbox to stand on from now on; none where it is well as it is.
+async def _announce(place: Place, before: SandboxFacts) -> SandboxFacts:
+    """Write down which layer a sandbox's upper is becoming, and hold what will lie below it."""
 
-    Merges that upkeep has made are used when they are there; on its own it makes some only where the kernel would not
-    take one layer more.
-    """
-    if len(layers) < _WORTH_A_LOOK:
-        return ()
-    from worldfork.keeping.squash import shortest, squash_now
+    def begin(next_layers: tuple[str, ...]) -> SandboxFacts:
+        draft = place.store.begin_layer(form=before.form, ids=before.ids)
+        try:
+            moving = replace(before, moving=draft.layer_id, next_layers=next_layers)
+            place.store.hold([holder_of(moving)])
+        except BaseException:
+            place.store.abandon_layer(draft.layer_id)
+            raise
+        return moving
 
-    fewer = place.quick(lambda: shortest(place.store, layers))
-    if len(fewer) >= DEEPEST:
-        fewer = await place.work(lambda: squash_now(place.store, fewer, DEEPEST // 2))
-    return () if fewer == layers else fewer
+    for left in reversed(range(TRIES)):
+        try:
+            next_layers = await next_layers_of(place, before.layers)
+            return place.quick(lambda: begin(next_layers))  # noqa: B023
+        except NotFound:
+            # A merge that nobody held yet was collected.
+            if not left:
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 async def put_right(live: Live, connection: Connection) -> None:

@@ -10,16 +10,23 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 from worldfork.content.marks import data_xattrs
 from worldfork.core import mapped
-from worldfork.core.errors import ConfigError, DriverUnavailable, FormatUnsupported, NotFound, WorldforkError
+from worldfork.core.errors import (
+    ConfigError,
+    DriverUnavailable,
+    FormatUnsupported,
+    LaunchFailed,
+    NotFound,
+    WorldforkError,
+)
 from worldfork.core.idmap import covers
 from worldfork.core.ids import new_id
 from worldfork.lineage.identity import hostname, identity_files
 from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place
+from worldfork.lineage.stacks import on_mountable
 from worldfork.lineage.upper import make_directory
 from worldfork.records.sandbox import Base, Limits, SandboxFacts
 from worldfork.records.snapshot import SnapshotRecord
@@ -30,11 +37,9 @@ from worldfork.sandbox.remedies import explain
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.home import Home
+from worldfork.store.leases import GRACE_S
 from worldfork.store.store import Holder
 
-DEEPEST = 480
-"""Layers that a sandbox may stand on: the kernel takes 500, of which a base is one and some are left for copies."""
-_T = TypeVar("_T")
 _SHM_DEFAULT_BYTES = 64 << 20
 _NO_NETWORK = "# this sandbox has no network\n"
 
@@ -203,6 +208,21 @@ def make_upper(ground: Ground, form: str, ids: str = "") -> None:
     os.utime(ground.upper, ns=(top.st_atime_ns, top.st_mtime_ns))
 
 
+def may_take_long(place: str | Path, ids: str) -> bool:
+    """Whether work on an upper or a layer may need a process that is other ids, which takes long to start.
+
+    Args:
+        place: the directory.
+        ids: the map of the sandbox's ids.
+    """
+    if not ids:
+        return False
+    try:
+        return not _is_own(os.lstat(place))
+    except OSError:
+        return True
+
+
 def _is_own(info: os.stat_result) -> bool:
     """Whether a directory is this user's own and open to it."""
     return (info.st_uid, info.st_gid) == (os.geteuid(), os.getegid()) and info.st_mode & 0o500 == 0o500
@@ -236,13 +256,20 @@ def _make_directories(place: Place, facts: SandboxFacts) -> None:
 
 
 async def start_prepared(
-    place: Place, facts: SandboxFacts, network: HostNetwork | None, begun: Begun | None = None
+    place: Place, facts: SandboxFacts, network: HostNetwork | None, begun: Begun | None = None, *, since_s: float
 ) -> Live:
-    """Start a sandbox whose leases and directories exist; on failure they are gone again."""
+    """Start a sandbox whose leases and directories exist; on failure they are gone again.
+
+    Args:
+        since_s: a moment of the monotonic clock before its lease was taken.
+    """
     try:
         started = await place.driver.start(_plan(place, facts, network), begun)
         try:
             fault("start:answered")
+            # Earlier nobody could take it for dead, and no start is to wait for a look.
+            if place.clock.monotonic_s() - since_s >= GRACE_S:
+                place.quick(lambda: _expect_held(place, facts))
             return Live(place, facts, started)
         except BaseException:
             started.connection.close()
@@ -257,49 +284,64 @@ async def start_prepared(
         raise
 
 
+def _expect_held(place: Place, facts: SandboxFacts) -> None:
+    """Make sure that nobody took a sandbox for dead before it came alive.
+
+    Raises:
+        LaunchFailed: somebody did, and cleared its lease away.
+    """
+    with contextlib.suppress(NotFound):
+        place.store.holder(facts.sandbox_id)
+        if place.store.is_alive(facts.sandbox_id):
+            return
+    raise LaunchFailed(
+        f"{facts.sandbox_id} took more than {GRACE_S:g} s to start, and was cleared away as dead meanwhile",
+        remedy="try again; start fewer sandboxes at a time where that happens often",
+        sandbox_id=facts.sandbox_id,
+    )
+
+
 def _kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
-def as_it_is_now(place: Place, record: SnapshotRecord, call: Callable[[SnapshotRecord], _T]) -> _T:
-    """Call with a record; once more if the snapshot has come to stand on other layers since it was looked up."""
+Ready = tuple[list[SandboxFacts], HostNetwork | None]
+"""Sandboxes whose leases and directories exist, and the network that they share."""
+
+
+async def begin_one(
+    place: Place, record: SnapshotRecord, network: str, get_ready: Callable[[SnapshotRecord], Ready]
+) -> tuple[Ready, Begun]:
+    """Begin the start of one sandbox while its lease is taken and its directories are made.
+
+    Args:
+        network: "none" or "host".
+        get_ready: takes and makes them, of a record. Blocking.
+    """
+    begun = place.driver.begin(network)
     try:
-        return call(record)
-    except NotFound:
-        present = place.store.snapshot(record.snapshot_id)
-        if present.layers == record.layers:
-            raise
-        return call(present)
-
-
-async def mountable(place: Place, record: SnapshotRecord) -> SnapshotRecord:
-    """Return a record whose stack the kernel takes; where it is too deep, some of its layers are merged now."""
-    if len(record.layers) <= DEEPEST:
-        return record
-    from worldfork.keeping.squash import squash_now
-
-    layers = await place.work(lambda: squash_now(place.store, record.layers, DEEPEST))
-    return replace(record, layers=layers)
+        if may_take_long(place.store.layer_path(record.layers[0]), place.driver.ids):
+            return await place.work(lambda: get_ready(record), undo=lambda ready: unprepare(place, ready[0])), begun
+        return place.quick(lambda: get_ready(record)), begun
+    except BaseException:
+        await place.driver.abandon(begun)
+        raise
 
 
 async def start(place: Place, record: SnapshotRecord, options: StartOptions, *, index: int = 0, seed: int = 0) -> Live:
     """Restore one sandbox from a snapshot."""
 
-    def get_ready(found: SnapshotRecord) -> tuple[SandboxFacts, HostNetwork | None]:
+    def get_ready(found: SnapshotRecord) -> Ready:
         facts, network = with_network(make_facts(place, found, options, index=index, seed=seed), options)
         prepare(place, [facts])
-        return facts, network
+        return [facts], network
 
-    record = await mountable(place, record)
-    begun = place.driver.begin(options.network)
-    try:
-        ready = place.quick(lambda: as_it_is_now(place, record, get_ready))
-    except BaseException:
-        await place.driver.abandon(begun)
-        raise
-    return await start_prepared(place, *ready, begun)
+    since_s = place.clock.monotonic_s()
+    ready, begun = await on_mountable(place, record, lambda found: begin_one(place, found, options.network, get_ready))
+    [facts], network = ready
+    return await start_prepared(place, facts, network, begun, since_s=since_s)
 
 
 def with_network(facts: SandboxFacts, options: StartOptions) -> tuple[SandboxFacts, HostNetwork | None]:

@@ -81,6 +81,19 @@ class Leases(OwnedStore):
             )
         fault("hold:committed")
 
+    def renew_holders(self, holder_ids: Sequence[str]) -> None:
+        """Let holders of this process that are still to come alive count as new again. Those that are gone stay so.
+
+        Raises:
+            OutOfSpace, StoreError: the metadata failed.
+        """
+        values = (self._clock.monotonic_s(), self.owner_id, json.dumps(tuple(holder_ids)))
+        with self.database.write() as db:
+            db.execute(
+                "UPDATE holders SET renewed_s = ? WHERE owner_id = ? AND holder_id IN (SELECT value FROM json_each(?))",
+                values,
+            )
+
     def vouch(self, holder_id: str, layers: Sequence[str]) -> None:
         """Let a holder count as alive for as long as this process does, whatever becomes of its lock.
 
