@@ -62,8 +62,10 @@ def decode(line: bytes) -> Entry:
         raise ValueError("not an entry")
     try:
         major, minor = fields[9]
-        fields[9] = (int(major), int(minor))
-        fields[11] = tuple((str(name), base64.b64decode(value, validate=True)) for name, value in fields[11])
+        if type(major) is not int or type(minor) is not int:
+            raise ValueError("not an entry")
+        fields[9] = (major, minor)
+        fields[11] = tuple((name, base64.b64decode(value, validate=True)) for name, value in fields[11])
     except TypeError as error:
         raise ValueError("not an entry") from error
     return Entry(*fields)

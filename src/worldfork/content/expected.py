@@ -14,7 +14,8 @@ from worldfork.content.stack import is_redirect
 _TYPES = tuple(map(type, Entry("", "f")))
 _HASH = re.compile("[0-9a-f]{64}")
 _PLAIN = ("", (0, 0), "", (), False, "")  # what most entries have from `target` on
-_OWNERS = 1 << 32
+_OWNERS = (1 << 32) - 1  # the last one stands for none
+_MAJORS, _MINORS = 1 << 12, 1 << 20  # what the kernel has
 _BATCH_BYTES = 1 << 20
 _BATCH_FILES = 200
 _BATCHES = 4  # of one block each, that wait at a time: memory is bounded by them
@@ -67,11 +68,16 @@ def _expect_rest(entry: Entry) -> None:
         if "\0" in text:
             raise ValueError(f"{text!r} holds a NUL")
         os.fsencode(text)
+    if not all(type(name) is str for name, _ in entry.xattrs):
+        raise ValueError(f"{entry.path!r} has an attribute of the wrong type")
+    if not (0 <= entry.device[0] < _MAJORS and 0 <= entry.device[1] < _MINORS):
+        raise ValueError(f"{entry.path!r} is a device that there is not: {entry.device}")
+    for name, _ in entry.xattrs:
+        os.fsencode(name)
     wrong = (
         kind not in ("f", "d", "l", "c", "b", "p", "s", "w")
         or bool(entry.target) != (kind == "l")
         or (entry.device != (0, 0) and kind not in ("c", "b"))
-        or not all(0 <= number < _OWNERS for number in entry.device)
         or (kind == "c" and entry.device == (0, 0))  # as a whiteout is kept
         or ((entry.opaque or entry.redirect) and kind != "d")
         or (entry.redirect and not is_redirect(entry.redirect))
