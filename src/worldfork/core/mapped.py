@@ -120,8 +120,11 @@ class _Mapped:
             namespace = self._open()
             for _ in range(_TRIES):
                 if self._server is None:
-                    self._server = _Server(namespace)
-                    self._server.expect(mapped_server.READY)
+                    server = _Server(namespace)
+                    server.expect(
+                        mapped_server.READY
+                    )  # one that is not ready is ended, and the next call makes another
+                    self._server = server
                 self._server.used_s = time.monotonic()
                 try:
                     socket.send_fds(self._server.orders, [module.encode()], [fd])
