@@ -64,6 +64,8 @@ def push(store: Store, snapshot_ids: Sequence[str], remote: str) -> PushReport:
                 _send_record(there, departure.passage)
             report.notes += departure.notes
         fault("push:record")
+        there.make_lasting()
+        fault("push:whole")
         store.set_exported(snapshot_id, there.where)
         report.snapshots.append(snapshot_id)
     return report

@@ -48,6 +48,9 @@ class Remote(Protocol):
     def create(self, name: str, fill: Callable[[Sink], object]) -> bool:
         """Add what `fill` writes under this name; False, and nothing changed, if somebody was first."""
 
+    def make_lasting(self) -> None:
+        """See that no name that is there is lost in a crash, whoever gave it."""
+
 
 def open_remote(text: str, *, make: bool = False) -> Remote:
     """Return the remote that a text names: `s3://bucket/prefix` or a directory.
@@ -124,6 +127,12 @@ class DirectoryRemote:
                 finally:
                     with suppress(FileNotFoundError):
                         draft.unlink()
+
+    def make_lasting(self) -> None:
+        """Bring the directories to disk: whoever named what is there may not have come to it."""
+        with typed(f"{self._root} cannot be brought to disk"):
+            for directory in (self._root / "layers", self._root / "snapshots", self._root):
+                _sync(directory)
 
     def sweep(self) -> None:
         """Remove what died in the making."""
@@ -264,6 +273,9 @@ class S3Remote:
             except FileNotFoundError as error:
                 raise ConfigError(f"there is no bucket for {self.where}", remedy="make the bucket first") from error
         return True
+
+    def make_lasting(self) -> None:
+        """Nothing to do: an object that can be seen is stored."""
 
     def _create_large(self, name: str, fill: Callable[[Sink], object]) -> bool:
         # There is no condition on an object in parts. Only layers are as large, and two of one name are equal.

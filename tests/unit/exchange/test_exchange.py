@@ -128,6 +128,25 @@ def test_pushed_again_by_a_user_whose_layers_have_the_other_form(store: Store, o
     assert (report.snapshots, report.sent) == ([left.snapshot_id], [])
 
 
+def test_what_others_named_reaches_the_disk_too(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever pushed it may have been stopped between giving the name and bringing that to disk."""
+    record = add_tree(store, "one")
+    place = tmp_path / "remote"
+    push(store, [record.snapshot_id], str(place))
+    synced: set[str] = set()
+    real = os.fsync
+
+    def sync(fd: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{fd}"))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    before: list[set[str]] = []
+    monkeypatch.setattr(store, "set_exported", lambda *_: before.append({*synced}))
+    push(store, [record.snapshot_id], str(place))
+    assert before[0] >= {str(place), str(place / "layers"), str(place / "snapshots")}
+
+
 def test_another_snapshot_of_the_same_id(store: Store, other: Store, remote: str) -> None:
     left = add_tree(store, "one")
     push(store, [left.snapshot_id], remote)
