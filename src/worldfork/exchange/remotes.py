@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import secrets
+import stat
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -100,7 +101,7 @@ class DirectoryRemote:
         """Open the file of this name."""
         with typed(f"{name} in {self._root} cannot be read"):
             try:
-                fd = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC)
+                fd = _open_file(self._root / name)
             except FileNotFoundError as error:
                 raise _missing(name, self.where) from error
             with open(fd, "rb", buffering=0) as file:
@@ -139,7 +140,7 @@ class DirectoryRemote:
         if not self._drafts.is_dir():
             return
         for name in os.listdir(self._drafts):
-            with suppress(OSError), open(self._drafts / name, "rb") as file:
+            with suppress(OSError), open(_open_file(self._drafts / name), "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(self._drafts / name)
 
@@ -175,6 +176,15 @@ def _name(draft: Path, path: Path) -> bool:
         return False
     os.rename(draft, path)
     return True
+
+
+def _open_file(path: Path) -> int:
+    """Open what may be anything: a FIFO would wait for a writer, and a link would lead elsewhere."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no file")
+    return fd
 
 
 def _sync(directory: Path) -> None:

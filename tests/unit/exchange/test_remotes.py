@@ -175,6 +175,18 @@ class TestDirectory:
         assert not remote.has("layers/a")
         assert os.listdir(tmp_path / "drafts") == []
 
+    @pytest.mark.timeout(20)
+    def test_what_is_no_file_keeps_nobody_waiting(self, tmp_path: Path) -> None:
+        remote = open_remote(str(tmp_path))
+        for directory in ("drafts", "layers"):
+            (tmp_path / directory).mkdir()
+            os.mkfifo(tmp_path / directory / "pipe")
+            (tmp_path / directory / "link").symlink_to("/etc/passwd")
+        for name in ("pipe", "link"):
+            with pytest.raises(StoreError), remote.reading(f"layers/{name}"):
+                pass
+        open_remote(str(tmp_path), make=True)
+
     def test_no_directory(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError):
             open_remote(str(tmp_path / "none"))
