@@ -11,7 +11,6 @@ import signal
 import socket
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from worldfork.core.errors import SandboxDied, SandboxError, WorldforkError
 from worldfork.lineage.place import Place
@@ -145,7 +144,7 @@ class Live:
     def _is_taken_elsewhere(self) -> bool:
         """Whether another handle is about to make a layer of what the sandbox leaves, and to clear the rest away."""
         # Only a checkpoint makes this file, and most sandboxes end without one.
-        if self._taken or not os.path.lexists(Path(self.facts.run) / "turn"):
+        if self._taken or not os.path.lexists(f"{self.facts.run}/turn"):
             return False
         return self.place.store.is_vouched(self.sandbox_id)
 

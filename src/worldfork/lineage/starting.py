@@ -322,7 +322,7 @@ async def begin_one(
     """
     begun = place.driver.begin(network)
     try:
-        if may_take_long(place.store.layer_path(record.layers[0]), place.driver.ids):
+        if place.driver.ids and may_take_long(place.store.layer_path(record.layers[0]), place.driver.ids):
             return await place.work(lambda: get_ready(record), undo=lambda ready: unprepare(place, ready[0])), begun
         return place.quick(lambda: get_ready(record)), begun
     except BaseException:
