@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.sandbox.fake_init import run
@@ -228,6 +229,10 @@ def test_a_slow_consumer_slows_its_own_command_alone(place: Path) -> None:
 
 
 def test_a_conversation_with_a_command(place: Path) -> None:
+    async def fill(process: Any) -> None:
+        while True:
+            await process.write_stdin(b"x" * 6_553_600)
+
     async def test(connection: Connection) -> None:
         process = await connection.start(sh("while read line; do echo got $line; done; echo bye", stdin=True))
         await process.write_stdin(b"one\n")
@@ -240,8 +245,7 @@ def test_a_conversation_with_a_command(place: Path) -> None:
         gone = await connection.start(sh("sleep 0.2", stdin=True))
         # What is on its way when the command ends is taken, and how much that is depends on who runs first.
         with pytest.raises(BrokenPipeError):
-            while True:
-                await gone.write_stdin(b"x" * 6_553_600)
+            await fill(gone)
 
     with_init(place, test)
 
