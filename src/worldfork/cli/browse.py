@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import datetime
 import stat
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from worldfork.cli.boundary import verb
 from worldfork.cli.lookup import open_store, snapshot_id_of
-from worldfork.cli.printing import human_bytes, print_json, print_line, print_table
+from worldfork.cli.printing import human_bytes, print_bytes, print_json, print_line, print_table
 from worldfork.cli.sandboxes import AsJson
 from worldfork.content.compare import Change, patch, shown_path
 from worldfork.content.entry import Entry
@@ -65,8 +64,7 @@ def cat(
             print_json({"path": path, "size_bytes": len(data), "content_base64": base64.b64encode(data).decode()})
             return
         for chunk in opened.chunks(path):
-            sys.stdout.buffer.write(chunk)
-        sys.stdout.buffer.flush()
+            print_bytes(chunk)
 
 
 @verb
@@ -104,9 +102,7 @@ def _print_change(change: Change, text: bytes, patches: bool) -> None:
         facts = [*change.what, *facts]
     print_line(line + (f"  ({', '.join(facts)})" if facts else ""))
     if patches and text:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(text)
-        sys.stdout.buffer.flush()
+        print_bytes(text)
 
 
 def _sizes(change: Change) -> list[str]:

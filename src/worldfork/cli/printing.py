@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from worldfork.cli.shapes import error_shape
 from worldfork.core.errors import WorldforkError
+from worldfork.store.failures import from_system
 
 _PIPE_WIDTH = 100_000
 _CONTROLS = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -44,12 +46,34 @@ def _shown(text: str) -> str:
 
 def print_line(text: str = "") -> None:
     """Print lines on standard output, at once. Nothing in them is a command to the terminal."""
-    _write(sys.stdout, _shown(text))
+    with to_output():
+        _write(sys.stdout, _shown(text))
 
 
 def note(text: str) -> None:
     """Print lines on standard error, at once. Nothing in them is a command to the terminal."""
     _write(sys.stderr, _shown(text))
+
+
+def print_bytes(data: bytes) -> None:
+    """Put bytes on standard output as they are, at once."""
+    with to_output():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+@contextmanager
+def to_output() -> Iterator[None]:
+    """Let no failure of standard output out untyped, but for that of a reader who went away."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What is left in the buffer is written at exit once more, and would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise from_system(error, "standard output cannot be written") from error
 
 
 def _write(stream: TextIO, text: str) -> None:
@@ -59,7 +83,8 @@ def _write(stream: TextIO, text: str) -> None:
 
 def print_json(value: object) -> None:
     """Print one JSON document on standard output; names that are not UTF-8 as escapes of their bytes."""
-    _write(sys.stdout, _json(value, indent=2))
+    with to_output():
+        _write(sys.stdout, _json(value, indent=2))
 
 
 def _json(value: object, indent: int | None = None) -> str:
@@ -79,10 +104,11 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, emp
     for row in rows:
         table.add_row(*("-" if cell is None else one_line(str(cell)) for cell in row))
     shown = console()
-    with shown.capture() as captured:
-        shown.print(table, soft_wrap=False)
-    for line in captured.get().splitlines():
-        _write(sys.stdout, line.rstrip())
+    with to_output():
+        with shown.capture() as captured:
+            shown.print(table, soft_wrap=False)
+        for line in captured.get().splitlines():
+            _write(sys.stdout, line.rstrip())
 
 
 def print_error(error: WorldforkError, *, as_json: bool) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from tests.stores import home_at, record_of
 from tests.unit.cli.conftest import Invoke
 
+from worldfork.core.errors import ERROR_TABLE
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store.store import Store
 
@@ -110,3 +113,16 @@ def test_what_is_not_there(pair: tuple[str, str], invoke: Invoke, arguments: tup
     assert result.stderr.startswith("worldfork: ")
     shown = invoke(*arguments, "--json")
     assert json.loads(shown.stderr)["error"]["code"] == ("path" if code == 25 else "not_found")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("cat", "before", "/text"), ("diff", "before", "{new}", "--patch"), ("files", "before"), ("snapshots",)],
+)
+def test_an_output_that_takes_no_more_is_a_typed_error(pair: tuple[str, str], arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "worldfork.cli.main", *(text.format(new=pair[1]) for text in arguments)]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("worldfork: standard output cannot be written: No space left on device.")
+    assert done.returncode == ERROR_TABLE["out_of_space"][1]
