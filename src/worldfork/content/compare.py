@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from io import BytesIO
+from itertools import zip_longest
 from typing import NamedTuple
 
 from worldfork.content.entry import Entry
@@ -19,7 +20,6 @@ PATCH_BYTES = 1 << 20
 _PATCH_LINES = 20_000
 """As many lines that differ on each side; the time of a comparison grows with their product."""
 _BINARY_BYTES = 8000
-_COMPARED_BYTES = 1 << 20
 _CONTEXT = 3
 
 
@@ -135,14 +135,9 @@ class _Comparison:
         mine, theirs = old.seen.info, new.seen.info
         if mine is not None and theirs is not None and os.path.samestat(mine, theirs):
             return True
-        with naming(new.path, "read"), open(self._old.open_node(old), "rb", buffering=0) as left:
-            with open(self._new.open_node(new), "rb", buffering=0) as right:
-                while True:
-                    data = left.read(_COMPARED_BYTES)
-                    if data != right.read(_COMPARED_BYTES):
-                        return False
-                    if not data:
-                        return True
+        with naming(new.path, "read"):
+            pairs = zip_longest(self._old.read(old), self._new.read(new))
+            return all(left == right for left, right in pairs)
 
 
 _FACTS: dict[str, Callable[[Entry], object]] = {
@@ -203,8 +198,7 @@ def _escaped(char: str) -> str:
 def _text(view: MergedView, node: Node | None) -> bytes:
     if _size_bytes(node) is None or node is None:
         return b""
-    with open(view.open_node(node), "rb") as file:
-        return file.read(PATCH_BYTES + 1)
+    return b"".join(view.read(node))  # of PATCH_BYTES at most
 
 
 def _hunks(before: list[bytes], after: list[bytes]) -> bytes | None:

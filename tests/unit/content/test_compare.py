@@ -202,6 +202,17 @@ def test_no_patch_where_no_content_changed(tmp_path: Path) -> None:
     assert patch(old, new, Change("d", "added", (), None, node)) == b""
 
 
+@pytest.mark.user
+def test_files_that_are_closed_to_their_user_are_compared_all_the_same(tmp_path: Path) -> None:
+    old, new = (view(tree(tmp_path / name, same="1\n", other=f"{name}\n")) for name in ("old", "new"))
+    for place in ("old", "new"):
+        for name in ("same", "other"):
+            (tmp_path / place / name).chmod(0)
+    (change,) = compare(old, new)
+    assert (change.path, change.what) == ("other", ("content",))
+    assert b"-old\n+new\n" in patch(old, new, change)
+
+
 @pytest.mark.parametrize(
     ("path", "shown"),
     [
