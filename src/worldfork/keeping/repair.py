@@ -20,7 +20,7 @@ from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.leases import READING
 from worldfork.store.store import LayerDraft, Reading, Store
-from worldfork.store.syscalls import syncfs
+from worldfork.store.syscalls import sync_directory, syncfs
 
 Fetch = Callable[[str, Path, str], None]
 """Writes the tree of the layer with a digest to a path that does not exist, in a form; NotFound where there is none."""
@@ -171,7 +171,7 @@ def _put_in_place(store: Store, lease: Reading, layer_id: str, draft: LayerDraft
     """Give a layer back the content that it lost; nobody can have it mounted."""
     place = store.layer_path(layer_id).parent
     with typed(f"the content of {layer_id} cannot be put in place"):
-        _sync(store.home.layers, syncfs)
+        sync_directory(store.home.layers, syncfs)
         lease.check()
         place.mkdir(mode=0o700, exist_ok=True)
         os.replace(draft.path.with_name(MANIFEST), place / MANIFEST)
@@ -181,7 +181,7 @@ def _put_in_place(store: Store, lease: Reading, layer_id: str, draft: LayerDraft
         os.rename(draft.path, place / CONTENT)
         fault("repair:placed")
         for directory in (place, store.home.layers):
-            _sync(directory, os.fsync)
+            sync_directory(directory)
 
 
 def _replace(
@@ -234,11 +234,3 @@ def _note_holders(store: Store, done: RepairReport, layer_id: str) -> None:
     held = [one.holder_id for one in store.holders() if layer_id in one.layers and one.kind != READING]
     if held:
         done.notes.append(f"{', '.join(held)} go on with the damaged layer {layer_id} until they end")
-
-
-def _sync(directory: Path, call: Callable[[int], None]) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        call(fd)
-    finally:
-        os.close(fd)

@@ -5,7 +5,6 @@ Never on the way of a fork or a checkpoint: whoever seals waits for the disk, an
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from worldfork.records.snapshot import LayerRecord
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.store import Store
+from worldfork.store.syscalls import sync_directory
 
 SETTLED = ("ready", "durable")
 """States of layers that are complete and stay."""
@@ -70,7 +70,7 @@ def seal(store: Store, layer_id: str) -> Sealed:
                     )
                 draft.replace(place)
                 fault("seal:renamed")
-                _sync(place.parent)
+                sync_directory(place.parent)
                 fault("seal:lasting")
         except BaseException:
             with suppress(OSError):
@@ -91,14 +91,6 @@ def _write(store: Store, record: LayerRecord, draft: Path) -> Sealed:
 def _seal_of(record: LayerRecord) -> Sealed:
     assert record.digest is not None
     return Sealed(record.digest, record.entries or 0, record.logical_bytes or 0, record.stored_bytes or 0)
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def seal_all(store: Store, *, stop: Callable[[], bool] = lambda: False) -> SealReport:

@@ -6,13 +6,12 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from worldfork.core.errors import NotFound, StoreError, WorldforkError
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.snapshots import Snapshots
-from worldfork.store.syscalls import syncfs
+from worldfork.store.syscalls import sync_directory, syncfs
 
 
 class Durability(Snapshots):
@@ -83,7 +82,7 @@ class Durability(Snapshots):
             self._sync(sync_fds)
             for layer_id in unsettled:
                 self._sync_layer(layer_id)
-            _sync_directory(self.home.layers)
+            sync_directory(self.home.layers)
         fault("make_layers_durable:synced")
         with self.database.write_lasting() as db:
             for layer_id in unsettled:
@@ -113,7 +112,7 @@ class Durability(Snapshots):
                     del waiting[snapshot_id]
                     errors[snapshot_id] = self._reason(snapshot_id, error)
         with typed("the layers cannot be brought to disk"):
-            _sync_directory(self.home.layers)
+            sync_directory(self.home.layers)
         fault("make_durable:directories")
         with self.database.write() as db:
             # From here on a crash of the machine either forgets this word, or keeps it and the bytes.
@@ -178,11 +177,11 @@ class Durability(Snapshots):
         for fd in sync_fds:
             syncfs(fd)
         fault("make_durable:written")
-        _sync_file_system(self.home.layers)
+        sync_directory(self.home.layers, syncfs)
         fault("make_durable:synced")
 
     def _sync_layer(self, layer_id: str) -> None:
-        _sync_directory(self.home.layers / layer_id)
+        sync_directory(self.home.layers / layer_id)
 
     def pending_durability(self) -> list[str]:
         """Return the ready snapshots that are this process's to make durable.
@@ -214,19 +213,3 @@ class Durability(Snapshots):
                 " AND state = 'durable' ORDER BY number"
             ).fetchall()
         return [row[0] for row in rows]
-
-
-def _sync_file_system(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        syncfs(fd)
-    finally:
-        os.close(fd)
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

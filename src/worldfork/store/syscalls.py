@@ -6,6 +6,7 @@ import ctypes
 import errno
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 _STATFS_BYTES = 256  # struct statfs has 120 on 64-bit machines
@@ -27,6 +28,19 @@ def syncfs(fd: int) -> None:
     if _libc().syncfs(ctypes.c_int(fd)) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def sync_directory(directory: Path, call: Callable[[int], None] | None = None) -> None:
+    """Bring the names in a directory to disk, or do with a descriptor of it what `call` says.
+
+    Raises:
+        OSError: it cannot be opened, or the disk failed.
+    """
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        (call or os.fsync)(fd)
+    finally:
+        os.close(fd)
 
 
 def allot(fd: int, size_bytes: int) -> bool:
