@@ -298,3 +298,14 @@ def test_nothing_is_taken_of_a_sandbox_that_is_gone(box: Sandbox) -> None:
         with pytest.raises(SandboxDied):
             box.checkpoint(stop=stop)
     assert len(Sandbox.list_all_snapshots()) == before
+
+
+@pytest.mark.behaviour("checkpoint-8")
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_label_that_cannot_be_kept_costs_nothing(box: Sandbox, stop: bool) -> None:
+    box.write_file("/srv/f", b"1")
+    for label in ("\udcff", "x" * (1 << 17)):
+        with pytest.raises(ConfigError, match="label"):
+            box.checkpoint(stop=stop, label=label)
+    assert box.read_file("/srv/f") == b"1"
+    assert box.list_snapshots() == []

@@ -25,7 +25,6 @@ from worldfork.records.snapshot import (
     SnapshotLevel,
     SnapshotRecord,
     SnapshotWaitCondition,
-    check_label,
 )
 from worldfork.store.store import Holder
 
@@ -229,7 +228,6 @@ class AsyncSandbox(Commands, Processes, Transfers):
         until, kept = SnapshotWaitCondition(wait_until), SnapshotLevel(level)
         if until is SnapshotWaitCondition.COMPLETED and kept is SnapshotLevel.VOLATILE:
             raise ConfigError("a throw-away snapshot is never completed", remedy="use wait_until='local_ready'")
-        check_label(label)  # before anything is frozen or ended
         async with asyncio.timeout(timeout):
             notes = await left_out(self._live)
             record, timing = await checkpoint(self._live, stop=stop, label=label, level=kept.value)

@@ -24,7 +24,7 @@ from worldfork.lineage.place import Place
 from worldfork.lineage.starting import ground_of, holder_of
 from worldfork.lineage.upper import move_upper
 from worldfork.records.sandbox import SandboxFacts
-from worldfork.records.snapshot import SnapshotRecord
+from worldfork.records.snapshot import SnapshotRecord, check_label
 from worldfork.sandbox.cgroups import thaw_groups
 from worldfork.sandbox.connection import Connection
 from worldfork.sandbox.files import list_directory
@@ -76,6 +76,7 @@ async def checkpoint(
     began = time.monotonic()
     place, wanted = live.place, Wanted(label, level)
     check_level(level, place.settings.remote)
+    check_label(label)
     if place.settings.quota_bytes:
         await place.work(lambda: expect_quota(place.store, place.settings.quota_bytes))
     try:

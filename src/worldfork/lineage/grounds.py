@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from worldfork.core.errors import FormatUnsupported, LaunchFailed, NotFound
@@ -78,7 +79,7 @@ def _write(place: Place, base: Base) -> SnapshotRecord:
             layers=(draft.layer_id,),
             facts={"ids": ids} if ids else {},
             made_by="base",
-            label=f"base {base.kind}{':' + base.path if base.path else ''}",
+            label=_label_of(base),
         )
         place.store.publish(record, [draft.layer_id])
     except BaseException:
@@ -121,7 +122,12 @@ def _known(place: Place, name: str) -> SnapshotRecord | None:
     return record
 
 
+def _label_of(base: Base) -> str:
+    path = os.fsencode(base.path).decode("utf-8", "backslashreplace")
+    return f"base {base.kind}:{path}" if path else f"base {base.kind}"
+
+
 def _name_of(place: Place, base: Base) -> str:
     parts = (_FORMAT, place.driver.form, base.kind, base.path, base.fingerprint, repr(base.binds))
-    digest = hashlib.sha256("\0".join(str(part) for part in parts).encode()).hexdigest()
+    digest = hashlib.sha256(os.fsencode("\0".join(str(part) for part in parts))).hexdigest()
     return f"base:{base.kind}:{digest[:32]}"

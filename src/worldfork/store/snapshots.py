@@ -129,11 +129,11 @@ class Snapshots(Readings):
                     continue
                 try:
                     record = SnapshotRecord.from_json(row[0])
+                    layers = exchanged(record.layers, run, by)
+                    changed = dataclasses.replace(record, layers=layers).to_json()
                 except (ValueError, TypeError, KeyError):
                     continue  # damaged, which a check tells; it must not keep all others from going on
-                layers = exchanged(record.layers, run, by)
                 if layers != record.layers:
-                    changed = dataclasses.replace(record, layers=layers).to_json()
                     db.execute("UPDATE snapshots SET record = ? WHERE number = ?", (changed, number))
                     replaced += 1
             if replaced:
