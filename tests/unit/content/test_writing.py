@@ -68,6 +68,7 @@ def running() -> Iterator[Program]:
 
 @pytest.mark.parametrize("chunks", [False, True])
 @settings(
+    derandomize=True,
     deadline=None,
     max_examples=30 if os.geteuid() == 0 else 8,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
