@@ -194,6 +194,7 @@ class Place:
         self._slow.shutdown(wait=True)
         self._synchroniser.close()
         with contextlib.suppress(WorldforkError, OSError):
+            self.upkeep.finish(self.store)
             self.store.empty_trash()
         self.store.close()
 

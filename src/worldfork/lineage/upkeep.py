@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping
 
 from worldfork.core.settings import Settings
+from worldfork.store.store import Store
 
 _log = logging.getLogger("worldfork")
 # What the directory or the environment of a program offers as modules is not for us to run.
@@ -26,6 +27,8 @@ _RUN = (
 )
 _REST_S = 2.0
 """How long nothing was stored or begun before upkeep starts."""
+_LAST_S = 2.0
+"""How long the end of a process may be held up before another layer is begun."""
 _AT_LATEST_S = 60.0
 """After which it starts although this process never rests."""
 
@@ -124,6 +127,21 @@ class Upkeep:
         for stream in (process.stdin, process.stderr) if process is not None else ():
             if stream is not None:
                 stream.close()
+
+    def finish(self, store: Store) -> None:
+        """At the end of this process: seal what it has stored, so that damage can be told from then on. Blocking.
+
+        A program that ends at once never comes to rest. What takes long is left to others.
+
+        Raises:
+            StoreError: the metadata failed.
+        """
+        if self._wanted_since_s is None or self._settings.upkeep == "off":
+            return
+        from worldfork.keeping.sealing import seal_all
+
+        until_s = time.monotonic() + _LAST_S
+        seal_all(store, stop=lambda: time.monotonic() > until_s)
 
     def stop(self) -> None:
         """End upkeep that is under way and begin no other. Idempotent."""

@@ -144,3 +144,21 @@ def test_what_goes_wrong_is_told(
         thread.join(0.02)
     keeper.stop()
     assert "upkeep of the store ended with 1" in caplog.text
+
+
+def test_a_program_that_ends_at_once_seals_what_it_stored(tmp_path: Path) -> None:
+    store = Store.open(home_at(tmp_path))
+    record = add_snapshot(store)
+    idle = Upkeep(settings_at(tmp_path))
+    idle.stop()
+    idle.finish(store)
+    off = Upkeep(settings_at(tmp_path, upkeep="off"))
+    off.want()
+    off.finish(store)
+    assert store.layer(record.layers[0]).digest is None
+    keeper = Upkeep(settings_at(tmp_path))
+    keeper.want()
+    keeper.stop()
+    keeper.finish(store)
+    assert store.layer(record.layers[0]).digest is not None
+    store.close()
