@@ -60,10 +60,9 @@ def program(prefix: Sequence[str] = ()) -> Iterator[Program]:
 class Holder:
     """A `tree_program` that runs here and holds files open when told by operations that name it."""
 
-    def __init__(self, name: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, *PYTHON, "-c", SOURCE, "hold", name], stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self, name: str, prefix: Sequence[str] = ()) -> None:
+        argv = [*prefix, sys.executable, *PYTHON, "-c", SOURCE, "hold", name]
+        self._process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
 

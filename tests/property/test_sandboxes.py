@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,11 +27,13 @@ from tests.trees import (
     differences,
     live,
     outcome_differences,
+    program,
     with_links_of,
     without,
 )
 
 from worldfork import Sandbox, SnapshotInfo
+from worldfork.core.errors import ConfigError
 from worldfork.core.remove import remove_tree
 from worldfork.exchange.arrival import import_snapshot
 from worldfork.exchange.departure import export_snapshot
@@ -54,6 +57,18 @@ def world(form: str) -> SnapshotInfo:
         answer = ask(box, first=True)
         assert all(outcome[0] == "done" for outcome in answer["outcomes"])
         return box.checkpoint(stop=True)
+
+
+@pytest.fixture(scope="module")
+def plain(form: str) -> Iterator[Program]:
+    """Works on plain directories as the root of a sandbox of this form does."""
+    with program(alike(form)) as running:
+        yield running
+
+
+def alike(form: str) -> list[str]:
+    # Only the root of the machine keeps the set-id bits of a file that it writes to.
+    return ["unshare", "--user", "--map-root-user"] if form == "user" and os.geteuid() == 0 else []
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +128,7 @@ class Line:
         self.name = f"worldfork-tree-{uuid.uuid4().hex}"
         self.inside = self.box.start_process("python", [*PYTHON, "-c", SOURCE, "hold", self.name]).pid
         next(iter(self.box.follow_stdout(self.inside)))
-        self.beside = Holder(self.name)
+        self.beside = Holder(self.name, alike(self.form))
 
     def let_go(self) -> None:
         if self.name is not None and self.beside is not None:
@@ -175,6 +190,10 @@ class Line:
                 patch.setenv("WORLDFORK_HOME", str(self.place / f"home-{uuid.uuid4().hex}"))
                 there = place()
                 try:
+                    if self.form == "user" and "security.capability" in json.dumps(seen):
+                        with pytest.raises(ConfigError, match=r"security\.capability"):
+                            import_snapshot(there.store, archive, self.form)
+                        return
                     import_snapshot(there.store, archive, self.form)
                     with Sandbox.create(snapshot_id=snapshot.snapshot_id) as child:
                         judge(seen, ask(child)["manifest"], "in another home")
