@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import select
 import signal
 import threading
 import time
@@ -245,6 +246,7 @@ def test_a_child_that_outlives_its_parent_keeps_the_store_whole(tmp_path: Path) 
         record = add_snapshot(store)
 
         def orphan() -> None:
+            (tmp_path / "orphan").write_text(str(os.getpid()))
             store.hold([Holder(new_id("sb"), snapshot_id=record.snapshot_id)])
             os.write(tell, b"r")
             while os.getppid() == parent_pid:
@@ -264,6 +266,10 @@ def test_a_child_that_outlives_its_parent_keeps_the_store_whole(tmp_path: Path) 
         add_snapshot(store)
         store.close()
     assert os.read(told, 1) == b"d"
+    with contextlib.suppress(ProcessLookupError):
+        orphan = os.pidfd_open(int((tmp_path / "orphan").read_text()))
+        select.select([orphan], [], [], 30)
+        os.close(orphan)
     store = Store.open(home)
     assert len(store.snapshots()) == 211
     store.sweep(grace_s=0)
