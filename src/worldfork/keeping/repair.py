@@ -91,6 +91,8 @@ def repair(
                 _repair_layer(store, done, subject, fetch, report.read_data)
             except WorldforkError as error:
                 done.left.append((f"{kind} {subject}", error.message))
+    with suppress(WorldforkError):  # copies that were none; what stays is removed by whoever sweeps next
+        store.empty_trash()
     return done
 
 
