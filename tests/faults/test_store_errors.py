@@ -67,7 +67,7 @@ def test_a_call_that_fails(name: str, error: str, memory: Path) -> None:
     def fail_each() -> None:
         run(None)  # some calls are made once in a process
         sites = list(run(None)[0].seen)
-        assert len(sites) > 3, sites
+        assert len(sites) >= 3, sites
         failures = told = 0
         for site in sites:
             try:
