@@ -24,6 +24,7 @@ from worldfork.content.blocks import Sink, Source
 from worldfork.core.errors import ConfigError, NotFound, StoreError, WorldforkError
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
+from worldfork.store.syscalls import sync_directory
 
 _S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?")
 _PART_BYTES = 8 << 20
@@ -122,7 +123,7 @@ class DirectoryRemote:
                     fault("push:synced")
                     is_first = _name(draft, path)
                     fault("push:named")
-                    _sync(path.parent)
+                    sync_directory(path.parent)
                     fault("push:lasting")
                     return is_first
                 finally:
@@ -133,7 +134,7 @@ class DirectoryRemote:
         """Bring the directories to disk: whoever named what is there may not have come to it."""
         with typed(f"{self._root} cannot be brought to disk"):
             for directory in (self._root / "layers", self._root / "snapshots", self._root):
-                _sync(directory)
+                sync_directory(directory)
 
     def sweep(self) -> None:
         """Remove what died in the making."""
@@ -185,14 +186,6 @@ def _open_file(path: Path) -> int:
         os.close(fd)
         raise OSError(errno.EINVAL, "it is no file")
     return fd
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 class _Whole:
