@@ -193,6 +193,31 @@ def test_item_36_terminate_wins_over_a_checkpoint(
     assert wait_clean(own_home, living=[sibling.sandbox_id]) == []
 
 
+@pytest.mark.parametrize("step", ["held", "renamed", "made", "rerooted"])
+def test_item_36_what_another_process_released_is_not_held_again(
+    own_home: Path, sandbox: Sandbox, sibling: Sandbox, step: str
+) -> None:
+    """Item 36: an end in another process comes between any two steps of a checkpoint, with all that it clears away."""
+    sandbox.write_file("/f", b"first")
+    init = init_of(own_home, sandbox.sandbox_id)
+    released = []
+
+    def hook(name: str) -> None:
+        if name == f"checkpoint:{step}" and not released:
+            released.append(name)
+            os.kill(init, signal.SIGKILL)
+            places.place().store.release([sandbox.sandbox_id])
+
+    faultpoints.install(hook)
+    with contextlib.suppress(SandboxDied):
+        sandbox.checkpoint()
+    faultpoints.install(None)
+    assert released
+    sandbox.terminate()
+    _expect_whole_snapshots(sandbox)
+    assert wait_clean(own_home, living=[sibling.sandbox_id]) == []
+
+
 def test_item_36_terminate_while_commands_run_and_again(own_home: Path, sandbox: Sandbox, sibling: Sandbox) -> None:
     """Item 36: ending is idempotent, from many threads at once; what waits is told."""
     with ThreadPoolExecutor(12) as pool:

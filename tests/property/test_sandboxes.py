@@ -74,7 +74,7 @@ def alike(form: str) -> list[str]:
 @pytest.fixture(scope="module")
 def template(plain: Program, ground: Path) -> Model:
     """The same in a plain directory."""
-    root = ground / "template"
+    root = ground / uuid.uuid4().hex
     root.mkdir()
     plain.ask(root, operations=FIRST, describe=False)
     return Model(plain, root)

@@ -186,12 +186,12 @@ async def _take_upper(live: Live, connection: Connection, turn_fd: int, wanted: 
         # It is taken. Without this its facts still say that it is moving, which whoever comes next finishes; the layers
         # are all held already.
         with contextlib.suppress(WorldforkError):
-            place.store.hold([holder_of(after)])
+            place.store.hold_on(holder_of(after))
 
     try:
         place.quick(publish)
     except BaseException:
-        await put_right(live, connection)
+        await put_right(live, connection, after.layers[0])
         raise
     live.facts = after
     dropped.add_done_callback(lambda _: _drop_work(live, before.generation))

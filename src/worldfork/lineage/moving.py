@@ -17,7 +17,6 @@ from pathlib import Path
 
 from worldfork.core.errors import Corrupt, Locked, NotFound, SandboxDied, WorldforkError
 from worldfork.lineage.live import Live
-from worldfork.lineage.place import Place
 from worldfork.lineage.stacks import TRIES, next_layers_of
 from worldfork.lineage.starting import ground_of, holder_of, make_upper, may_take_long
 from worldfork.lineage.upper import move_upper
@@ -99,7 +98,7 @@ async def present_facts(live: Live, connection: Connection) -> SandboxFacts:
         return facts
     async with _namespaces(connection) as namespaces:
         upper = await place.driver.upper_of(facts, namespaces)
-    return await place.work(lambda: _finish(place, facts, upper))
+    return await place.work(lambda: _finish(live, facts, upper))
 
 
 def _known_facts(live: Live) -> SandboxFacts:
@@ -118,21 +117,22 @@ def _known_facts(live: Live) -> SandboxFacts:
         ) from error
 
 
-def _finish(place: Place, facts: SandboxFacts, upper: str) -> SandboxFacts:
+def _finish(live: Live, facts: SandboxFacts, upper: str) -> SandboxFacts:
     """Finish or undo a change that was broken off, by what the sandbox stands on."""
+    place = live.place
     before = replace(facts, moving="", next_layers=())
     after = _moved(facts)
     old, new = ground_of(place, before), ground_of(place, after)
     if upper == os.path.basename(new.upper):
         place.store.adopt_layer(facts.moving)
-        place.store.hold([holder_of(after)])
+        _hold_on(live, after)
         return after
     with typed(f"{facts.sandbox_id} cannot be put back"):
         if not os.path.lexists(old.upper):
             move_upper(place.store.layer_path(facts.moving), old.upper)
     for path in (new.upper, new.work):
         place.store.trash(Path(path))
-    place.store.hold([holder_of(before)])
+    _hold_on(live, before)
     place.store.abandon_layer(facts.moving)
     return before
 
@@ -158,7 +158,7 @@ async def move(live: Live, connection: Connection, turn_fd: int) -> tuple[Sandbo
             make_upper(ground_of(place, _moved(moving)), before.form, before.ids)
             fault("checkpoint:made")
 
-    moving = await _announce(place, before)
+    moving = await _announce(live, before)
     try:
         if may_take_long(upper, before.ids):
             await place.work(rename)
@@ -170,23 +170,24 @@ async def move(live: Live, connection: Connection, turn_fd: int) -> tuple[Sandbo
     except SandboxDied:
         # Half-way between two roots nobody could say any more what it writes to.
         await live.kill()
-        await put_right(live, connection)
+        await put_right(live, connection, moving.moving)
         raise
     except BaseException:
-        await put_right(live, connection)
+        await put_right(live, connection, moving.moving)
         raise
     fault("checkpoint:rerooted")
     return _moved(moving), dropped
 
 
-async def _announce(place: Place, before: SandboxFacts) -> SandboxFacts:
+async def _announce(live: Live, before: SandboxFacts) -> SandboxFacts:
     """Write down which layer a sandbox's upper is becoming, and hold what will lie below it."""
+    place = live.place
 
     def begin(next_layers: tuple[str, ...]) -> SandboxFacts:
         draft = place.store.begin_layer(form=before.form, ids=before.ids)
         try:
             moving = replace(before, moving=draft.layer_id, next_layers=next_layers)
-            place.store.hold([holder_of(moving)])
+            _hold_on(live, moving)
         except BaseException:
             place.store.abandon_layer(draft.layer_id)
             raise
@@ -203,8 +204,24 @@ async def _announce(place: Place, before: SandboxFacts) -> SandboxFacts:
     raise AssertionError("the last try returns or raises")
 
 
-async def put_right(live: Live, connection: Connection) -> None:
-    """After a failure: finish or undo the change now if possible, else whoever takes the next checkpoint does."""
+def _hold_on(live: Live, facts: SandboxFacts) -> None:
+    """Change what a sandbox is known to stand on. One that somebody ended meanwhile must not hold anything again."""
+    try:
+        live.place.store.hold_on(holder_of(facts))
+    except NotFound as error:
+        if error.fields.get("holder_id"):
+            raise live.gone("somebody ended it") from error
+        raise
+
+
+async def put_right(live: Live, connection: Connection, layer_id: str) -> None:
+    """After a failure: finish or undo the change now if possible, else whoever takes the next checkpoint does.
+
+    Args:
+        live: the sandbox.
+        connection: to its init.
+        layer_id: the layer that its upper was becoming; a sandbox that is dead gives it up.
+    """
     with contextlib.suppress(WorldforkError, OSError):
         with contextlib.suppress(SandboxDied):
             live.facts = await present_facts(live, connection)
@@ -213,14 +230,7 @@ async def put_right(live: Live, connection: Connection) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DYING_S):
                 await live.wait_ended()
-            await live.place.work(lambda: _give_up(live))
-
-
-def _give_up(live: Live) -> None:
-    """Let go of the layer that a dead sandbox's upper was becoming."""
-    facts = _known_facts(live)
-    if facts.moving:
-        live.place.store.abandon_layer(facts.moving)
+            await live.place.work(lambda: live.place.store.abandon_layer(layer_id))
 
 
 def _moved(facts: SandboxFacts) -> SandboxFacts:

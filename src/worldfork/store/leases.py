@@ -59,6 +59,18 @@ class Leases(OwnedStore):
             ConfigError: a holder's id is malformed.
             OutOfSpace, StoreError: the metadata failed; nobody holds anything.
         """
+        self._hold(holders, known=False)
+
+    def hold_on(self, holder: Holder) -> None:
+        """As `hold`, for a holder that is known: one that was released meanwhile stays so.
+
+        Raises:
+            NotFound: it was released (with its `holder_id`), or a snapshot or layer does not exist; nothing changed.
+            OutOfSpace, StoreError: the metadata failed; nothing changed.
+        """
+        self._hold([holder], known=True)
+
+    def _hold(self, holders: Sequence[Holder], *, known: bool) -> None:
         owner_id, now_s = self.owner_id, self._clock.now_s()
         rows = []
         for holder in holders:
@@ -67,6 +79,8 @@ class Leases(OwnedStore):
             values = (holder.holder_id, holder.kind, holder.snapshot_id, listed, holder.facts)
             rows.append((*values, owner_id, now_s, self._clock.monotonic_s()))
         with self.database.write() as db:
+            if known:
+                self._require_holders(db, holders)
             for snapshot_id, layers in {(holder.snapshot_id, holder.layers) for holder in holders}:
                 # A snapshot that exists has its layers, and asking for each would make deep forks slow.
                 covered = set() if snapshot_id is None else set(self._layers_of(db, snapshot_id))
@@ -80,6 +94,12 @@ class Leases(OwnedStore):
                 rows,
             )
         fault("hold:committed")
+
+    @staticmethod
+    def _require_holders(db: sqlite3.Connection, holders: Sequence[Holder]) -> None:
+        for holder in holders:
+            if not db.execute("SELECT 1 FROM holders WHERE holder_id = ?", (holder.holder_id,)).fetchone():
+                raise NotFound(f"there is no sandbox {holder.holder_id}", holder_id=holder.holder_id)
 
     def renew_holders(self, holder_ids: Sequence[str]) -> None:
         """Let holders of this process that are still to come alive count as new again. Those that are gone stay so.

@@ -56,6 +56,18 @@ def test_holding_again_moves_on_and_keeps_owner_and_age(store: Store, clock: Man
     assert (after.owner_id, after.created_s) == (before.owner_id, before.created_s)
 
 
+def test_holding_on_changes_what_is_held_and_brings_nothing_back(store: Store) -> None:
+    sandbox = new_id("sb")
+    store.hold([Holder(sandbox, facts='"before"')])
+    store.hold_on(Holder(sandbox, facts='"after"'))
+    assert store.holder(sandbox).facts == '"after"'
+    store.release([sandbox])
+    with pytest.raises(NotFound) as caught:
+        store.hold_on(Holder(sandbox, facts='"again"'))
+    assert caught.value.fields["holder_id"] == sandbox
+    assert store.holders() == []
+
+
 def test_this_owners_drafts_can_be_held_and_others_cannot(store: Store) -> None:
     draft = store.begin_layer(form="trusted")
     store.hold([Holder(new_id("sb"), layers=(draft.layer_id,))])
