@@ -14,7 +14,8 @@ from worldfork.core.errors import PolicyError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.snapshots import SnapshotInfo
 from worldfork.records.episode import Episode, FailureKind
-from worldfork.records.task import Task, TaskLimits
+from worldfork.records.task import Task
+from worldfork.records.task_limits import TaskLimits
 from worldfork.reward.places import inside_task
 from worldfork.rollout.demo_task import DEMO_REWARDS, demo_candidates, demo_task
 from worldfork.rollout.group import Group, run_group, run_rollouts

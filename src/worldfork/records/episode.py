@@ -15,7 +15,7 @@ EPISODE_FORMAT = 1
 
 
 class FailureKind(str, Enum):
-    """Why a rollout has no reward. Each is a fault of ours, never of what the policy left behind."""
+    """Why a rollout has no reward. Each is a fault of ours, never of what the policy's own processes did."""
 
     START = "start"
     """The task's starting state could not be made."""
@@ -33,6 +33,16 @@ class FailureKind(str, Enum):
     """A wall-clock limit struck while the machine kept the tests waiting for a CPU."""
     SPACE = "space"
     """The host ran out of disk."""
+    MEMORY = "memory"
+    """The host ran out of memory: its own killer took a sandbox that was within its limits."""
+    LOST = "lost"
+    """A sandbox ended and nothing inside it did that: its PID 1 was killed from outside, or its owner died."""
+    BUILD = "build"
+    """The task's rebuild step broke on the starting state or with the reference."""
+    LIMIT = "limit"
+    """A budget of ours ran out: for a start, for a stop, for the whole episode."""
+    STOPPED = "stopped"
+    """Not begun, or given up, because the run was over: cancelled, its deadline, a stop rule, too many faults."""
     INTERNAL = "internal"
     """A defect of Worldfork."""
 
@@ -62,6 +72,10 @@ class Timings:
     total_s: float = 0.0
     grade_cpu_s: float | None = None
     """CPU seconds of the tests."""
+    commands_s: float | None = None
+    """Within `policy_s`: wall time in which at least one command of the policy ran."""
+    stop_s: float | None = None
+    """Clearing away the policy's sandbox."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +112,36 @@ class Episode:
     """Where the policy acted."""
     grading_sandbox_id: str | None = None
     trust: str = "fresh"
-    """`fresh`: graded in a fork of the starting state."""
+    """`fresh`: graded in a fork of the starting state. `final`: in, or by the look of, a frozen fork of the end."""
+    verifier_id: str = ""
+    """What graded it, with everything that decides how."""
+    seed: int | None = None
+    """WORLDFORK_SEED inside, and the policy's seed."""
+    attempt: int = 1
+    """From 1: how often this rollout was tried, faults of ours before it included."""
+    faults: tuple[str, ...] = ()
+    """Kinds of the failures of the attempts before."""
+    edits: str | None = None
+    """Digest of what the policy left of the editable files; the run's directory holds it."""
+    diff: str | None = None
+    """Digest of the same as a unified diff."""
+    trajectory: str | None = None
+    """Digest of what it did."""
+    final_snapshot_id: str | None = None
+    """The state at the end of the policy's turn, where the run keeps it."""
+    group_id: str = ""
+    """Which group of the run it belongs to."""
 
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.failure is not None):
             raise ConfigError("an episode has either a reward or a failure", field="reward")
         if self.reward is not None and not (math.isfinite(self.reward) and 0 <= self.reward <= 1):
             raise ConfigError(f"reward {self.reward!r} is not in [0, 1]", field="reward")
+
+    @property
+    def valid(self) -> bool:
+        """Whether it counts: False exactly where a fault of ours left it without a reward."""
+        return self.reward is not None
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -142,7 +179,7 @@ class Episode:
             raise FormatUnsupported(f"episode format {version} is newer than {EPISODE_FORMAT}", version=version)
         values = {each.name: data[each.name] for each in fields(cls) if each.name in data}
         try:
-            for name in ("expected", "passed", "failed", "untouched"):
+            for name in ("expected", "passed", "failed", "untouched", "faults"):
                 values[name] = tuple(values.get(name, ()))
             values["timings"] = Timings(**values.get("timings", {}))
             broken = values.get("failure")

@@ -4,69 +4,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
 from worldfork.core.errors import ConfigError
 from worldfork.core.ids import content_id
+from worldfork.records.checked import (
+    check_path,
+    checked_files,
+    checked_strings,
+    checked_text,
+    checked_variables,
+)
+from worldfork.records.globs import is_editable, is_literal
+from worldfork.records.origin import Mount, TreeSource, WorldSource
+from worldfork.records.task_limits import TaskLimits
 
-TASK_FORMAT = 1
+TASK_FORMAT = 2
 """Version of the JSON form; part of the hash."""
 
 MAX_TASK_ID_CHARACTERS = 200
 
+SCORES = ("fraction", "fail_to_pass")
+"""What the reward of tests is: passed of expected; or the fraction of those that the starting state fails, and 0 as
+soon as one that it passes is lost."""
 
-@dataclass(frozen=True)
-class TaskLimits:
-    """What one rollout of a task, and one grading of it, may use."""
-
-    policy_wall_s: float = 600.0
-    """Wall time for the policy's turn. What it left by then is graded."""
-    grade_cpu_s: float = 60.0
-    """CPU seconds of each process of one grading."""
-    grade_wall_s: float = 300.0
-    """Wall time of one grading; the backstop for code that sleeps."""
-    memory_mb: int = 1024
-    """Memory of each sandbox, MiB."""
-    disk_mb: int = 1024
-    """What each sandbox may write, MiB."""
-    pids: int = 256
-    """Processes and threads in each sandbox."""
-    carry_files: int = 256
-    """How many files may be carried from the policy's sandbox to the verifier."""
-    carry_bytes: int = 16 << 20
-    """Their size in bytes, together."""
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            number = isinstance(value, int) or (isinstance(value, float) and each.type == "float")
-            if isinstance(value, bool) or not number or not 0 < value < float("inf"):
-                raise ConfigError(f"limit {each.name} is {value!r}, not a number above 0", field=f"limits.{each.name}")
-            if each.type == "float":
-                # 60 and 60.0 are the same limit and must hash alike.
-                object.__setattr__(self, each.name, float(value))
-
-    @classmethod
-    def from_json(cls, data: object) -> TaskLimits:
-        """Read limits; what is not given keeps its default.
-
-        Raises:
-            ConfigError: an unknown limit or a bad value; `field` names it.
-        """
-        if not isinstance(data, Mapping):
-            raise ConfigError("limits is not an object", field="limits")
-        unknown = sorted(set(data) - {each.name for each in fields(cls)})
-        if unknown:
-            raise ConfigError(f"there is no limit {unknown[0]!r}", field=f"limits.{unknown[0]}")
-        return cls(**data)
+_FIRST_FORMAT = ("task_id", "prompt", "files", "editable", "hidden_tests", "test_args", "solution", "limits")
+"""The fields of format 1. A task that uses no others is written as format 1, and its hash stays what it was."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A problem whose answer is judged by hidden tests.
+    """A problem whose answer is judged by hidden tests, or by what its verifier looks at.
 
     Paths are relative to the task's directory inside a sandbox, in normal form, with `/`.
     """
@@ -75,33 +46,68 @@ class Task:
     """Name for people, such as `quixbugs/bitcount`; unique within a set."""
     prompt: str
     """What the policy is told."""
-    files: Mapping[str, str]
-    """Path -> text: the starting state of the task's directory."""
-    editable: tuple[str, ...]
-    """The paths that are carried from the policy's sandbox to the verifier."""
-    hidden_tests: Mapping[str, str]
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Path -> text, laid over the world: the starting state of the task's directory."""
+    editable: tuple[str, ...] = ()
+    """Patterns (see `records.globs`) of the paths that are carried from the policy's sandbox to the verifier."""
+    hidden_tests: Mapping[str, str] = field(default_factory=dict)
     """Path -> text: laid down for grading only; they win over every other file."""
-    test_args: tuple[str, ...]
+    test_args: tuple[str, ...] = ()
     """Arguments for pytest, run in the task's directory."""
     solution: Mapping[str, str] = field(default_factory=dict)
-    """Path -> text: the reference, laid over `files`."""
+    """Path -> text: the reference, laid over the starting state."""
     limits: TaskLimits = field(default_factory=TaskLimits)
+    world: WorldSource = field(default_factory=WorldSource)
+    """What lies below `files`."""
+    patch: str = ""
+    """A unified diff that turns the world with `files` into the starting state."""
+    tests_from: TreeSource | None = None
+    """Hidden tests that lie elsewhere; `hidden_tests` win over them."""
+    test_roots: tuple[str, ...] = ()
+    """Paths that are removed whole before hidden tests are laid down, so that nothing planted there remains."""
+    test_patch: str = ""
+    """A unified diff that is applied after the hidden tests are laid down; only of paths that are not editable."""
+    test_command: tuple[str, ...] = ()
+    """What runs the tests in place of pytest; empty for pytest under the verifier's own eyes."""
+    reader: str = "pytest"
+    """How results are read: `pytest`; for a `test_command`: `junit:PATH` or `tap`."""
+    rebuild: tuple[str, ...] = ()
+    """A command after a change of sources, run in the task's directory: at the starting state's making, and in every
+    grading before the tests."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables of every command in the task's sandboxes, such as PYTHONPATH."""
+    fail_to_pass: tuple[str, ...] = ()
+    """Ids that the starting state fails and the reference passes. Empty: what calibration finds."""
+    pass_to_pass: tuple[str, ...] = ()
+    """Ids that both pass; checked by calibration, which may find more."""
+    score: str = "fraction"
+    """One of `SCORES`."""
+    solution_from: TreeSource | None = None
+    """A reference that lies elsewhere; `solution` wins over it."""
+    solution_patch: str = ""
+    """The reference as a unified diff of the starting state."""
+    verifier: Mapping[str, Any] = field(default_factory=dict)
+    """What judges, as `{"kind": ..., ...}`; empty: `split` where the tests allow it, else `pytest`."""
+    mounts: tuple[Mount, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_text("task_id", self.task_id)
+        checked_text("task_id", self.task_id)
         if not self.task_id or len(self.task_id) > MAX_TASK_ID_CHARACTERS or not self.task_id.isprintable():
             raise ConfigError(f"task_id {self.task_id[:80]!r} is empty, too long or not printable", field="task_id")
-        _check_text("prompt", self.prompt)
+        for name in ("prompt", "patch", "test_patch", "reader", "score", "solution_patch"):
+            checked_text(name, getattr(self, name))
         for name in ("files", "hidden_tests", "solution"):
-            object.__setattr__(self, name, _checked_files(name, getattr(self, name)))
-        for name in ("editable", "test_args"):
-            object.__setattr__(self, name, _checked_strings(name, getattr(self, name)))
-        for path in self.editable:
-            check_path("editable", path)
-        if not self.hidden_tests:
-            raise ConfigError("hidden_tests is empty, so nothing could be graded", field="hidden_tests")
-        _check_tree({*self.files, *self.editable, *self.hidden_tests})
-        outside = sorted(set(self.solution) - set(self.editable))
+            object.__setattr__(self, name, checked_files(name, getattr(self, name)))
+        for name in _LISTS:
+            object.__setattr__(self, name, checked_strings(name, getattr(self, name)))
+        for name in ("editable", "test_roots"):
+            for path in getattr(self, name):
+                check_path(name, path)
+        object.__setattr__(self, "env", checked_variables("env", self.env))
+        object.__setattr__(self, "mounts", tuple(self.mounts))
+        _check_judge(self)
+        _check_tree({*self.files, *filter(is_literal, self.editable), *self.hidden_tests})
+        outside = sorted(path for path in self.solution if not is_editable(path, self.editable))
         if outside:
             raise ConfigError(f"solution changes {outside[0]!r}, which is not editable", field="solution")
 
@@ -114,23 +120,30 @@ class Task:
         canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return content_id(b"worldfork task", canonical.encode("ascii"))
 
+    @property
+    def has_tests(self) -> bool:
+        """Whether there are hidden tests."""
+        return bool(self.hidden_tests or self.tests_from or self.test_patch)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is a reference solution."""
+        return bool(self.solution or self.solution_from or self.solution_patch)
+
     def to_json(self) -> dict[str, Any]:
         """Return the task as plain JSON values, with the format's version."""
-        return {
-            "format": TASK_FORMAT,
-            "task_id": self.task_id,
-            "prompt": self.prompt,
-            "files": dict(self.files),
-            "editable": list(self.editable),
-            "hidden_tests": dict(self.hidden_tests),
-            "test_args": list(self.test_args),
-            "solution": dict(self.solution),
-            "limits": asdict(self.limits),
+        whole = {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        later = {
+            each.name: whole[each.name]
+            for each in fields(self)
+            if each.name not in _FIRST_FORMAT and getattr(self, each.name) != _default(each)
         }
+        first = {name: whole[name] for name in _FIRST_FORMAT}
+        return {"format": TASK_FORMAT if later else 1, **first, **later}
 
     @classmethod
     def from_json(cls, data: object) -> Task:
-        """Read a task; `format`, `solution` and `limits` may be absent.
+        """Read a task; every field but `task_id` and `prompt` may be absent.
 
         Raises:
             ConfigError: something is missing, unknown or malformed; `field` names it.
@@ -138,43 +151,70 @@ class Task:
         if not isinstance(data, Mapping):
             raise ConfigError("a task is a JSON object", field="")
         version = data.get("format", TASK_FORMAT)
-        if version != TASK_FORMAT:
+        if isinstance(version, bool) or version not in (1, TASK_FORMAT):
             raise ConfigError(f"task format {version!r} is not {TASK_FORMAT}", field="format")
         known = {each.name for each in fields(cls)}
-        unknown = sorted(set(data) - known - {"format"})
+        unknown = sorted(set(map(str, data)) - known - {"format"})
         if unknown:
             raise ConfigError(f"a task has no field {unknown[0]!r}", field=unknown[0])
-        missing = sorted(known - set(data) - {"solution", "limits"})
+        missing = sorted({"task_id", "prompt"} - set(data))
         if missing:
             raise ConfigError(f"field {missing[0]!r} is missing", field=missing[0])
         values = {name: data[name] for name in known if name in data}
-        if "limits" in values:
-            values["limits"] = TaskLimits.from_json(values["limits"])
+        for name, read in _READERS.items():
+            if values.get(name) is not None:
+                values[name] = read(values[name])
         return cls(**values)
 
 
-def check_path(name: str, path: object) -> str:
-    """Return `path` if it is a relative path in normal form that stays inside the task's directory.
+_LISTS = ("editable", "test_args", "test_roots", "test_command", "rebuild", "fail_to_pass", "pass_to_pass")
 
-    Raises:
-        ConfigError: it is not; `field` is `name`.
-    """
-    _check_text(name, path)
-    assert isinstance(path, str)
-    pure = PurePosixPath(path)
-    if not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path or path == "." or "\0" in path:
-        raise ConfigError(f"{name}: {path!r} is not a plain relative path", field=name)
-    return path
+_READERS: dict[str, Any] = {
+    "limits": TaskLimits.from_json,
+    "world": WorldSource.from_json,
+    "tests_from": lambda data: TreeSource.from_json(data, "tests_from"),
+    "solution_from": lambda data: TreeSource.from_json(data, "solution_from"),
+    "mounts": lambda data: tuple(map(Mount.from_json, _listed("mounts", data))),
+}
 
 
-def _check_text(name: str, value: object, where: str = "") -> None:
-    if not isinstance(value, str):
-        raise ConfigError(f"{name}{where} is {type(value).__name__}, not text", field=name)
+def _listed(name: str, data: object) -> list[object]:
+    if not isinstance(data, list | tuple):
+        raise ConfigError(f"{name} is not a list", field=name)
+    return list(data)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return value.to_json() if hasattr(value, "to_json") else value
+
+
+def _default(each: Any) -> Any:
+    return each.default_factory() if callable(each.default_factory) else each.default
+
+
+def _check_judge(task: Task) -> None:
+    if not isinstance(task.verifier, Mapping):
+        raise ConfigError("verifier is not an object", field="verifier")
     try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        # JSON can spell half of a surrogate pair; no file or argument can hold it.
-        raise ConfigError(f"{name}{where} holds a lone surrogate", field=name) from None
+        plain = json.loads(json.dumps(_plain(task.verifier), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"verifier holds what JSON cannot say: {error}", field="verifier") from None
+    object.__setattr__(task, "verifier", plain)
+    kind = plain.get("kind", "")
+    if plain and (not isinstance(kind, str) or not kind):
+        raise ConfigError("verifier needs a kind", field="verifier.kind")
+    if not task.has_tests and kind in ("", "auto", "pytest", "split"):
+        raise ConfigError("hidden_tests is empty, so nothing could be graded", field="hidden_tests")
+    if task.score not in SCORES:
+        raise ConfigError(f"score {task.score!r} is none of {', '.join(SCORES)}", field="score")
+    if task.reader not in ("pytest", "tap") and not task.reader.startswith("junit:"):
+        raise ConfigError(f"reader {task.reader!r} is not pytest, tap or junit:PATH", field="reader")
+    if task.reader != "pytest" and not task.test_command:
+        raise ConfigError(f"reader {task.reader} reads what a test_command leaves", field="reader")
 
 
 def _check_tree(paths: set[str]) -> None:
@@ -183,22 +223,3 @@ def _check_tree(paths: set[str]) -> None:
         for parent in PurePosixPath(path).parents:
             if str(parent) in paths:
                 raise ConfigError(f"{str(parent)!r} is a file, and {path!r} lies below it", field="files")
-
-
-def _checked_files(name: str, value: object) -> dict[str, str]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} is not an object of path -> text", field=name)
-    for path, text in value.items():
-        check_path(name, path)
-        _check_text(name, text, where=f"[{path!r}]")
-    return dict(value)
-
-
-def _checked_strings(name: str, value: object) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"{name} is not a list of text", field=name)
-    for each in value:
-        _check_text(name, each)
-        if "\0" in each:
-            raise ConfigError(f"{name} holds a zero byte", field=name)
-    return tuple(value)

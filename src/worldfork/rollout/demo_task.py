@@ -5,7 +5,8 @@ It needs no model and no key, and every reward is known beforehand.
 
 from __future__ import annotations
 
-from worldfork.records.task import Task, TaskLimits
+from worldfork.records.task import Task
+from worldfork.records.task_limits import TaskLimits
 
 _PROMPT = """\
 `median` in buggy.py should return the middle value of its argument in order of size; for an even count the mean

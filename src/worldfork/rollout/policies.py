@@ -9,7 +9,8 @@ from typing import Protocol
 from worldfork.core.errors import ConfigError
 from worldfork.core.ids import content_id
 from worldfork.lineage.asynchronous import AsyncSandbox
-from worldfork.records.task import Task, check_path
+from worldfork.records.checked import check_path
+from worldfork.records.task import Task
 from worldfork.reward.places import inside_task
 
 MAX_CANDIDATE_BYTES = 16 << 20

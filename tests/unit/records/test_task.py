@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from worldfork.core.errors import ConfigError
-from worldfork.records.task import Task, TaskLimits
+from worldfork.records.task import Task
+from worldfork.records.task_limits import TaskLimits
 
 
 def fields(**changes: Any) -> dict[str, Any]:
@@ -97,7 +98,15 @@ def test_the_hash_stays_the_same_between_versions() -> None:
         ("limits", {"pids": True}),
         ("limits", {"grade_wall_s": float("nan")}),
         ("limits", {"grade_wall_s": float("inf")}),
-        ("format", 2),
+        ("format", 3),
+        ("format", True),
+        ("world", {"without": ["/a"]}),
+        ("world", {"build_wall_s": 0}),
+        ("mounts", [{"target": "data", "origin": {"directory": "/data"}}]),
+        ("verifier", {"weight": 1}),
+        ("score", "best"),
+        ("reader", "tap"),
+        ("env", {"A=B": ""}),
         ("colour", "red"),
     ],
 )
@@ -113,7 +122,7 @@ def test_no_path_is_a_file_and_a_directory(name: str) -> None:
         Task.from_json(fields(**{name: {"a.py/b.py": ""}}))
 
 
-@pytest.mark.parametrize("field", ["task_id", "prompt", "files", "editable", "hidden_tests", "test_args"])
+@pytest.mark.parametrize("field", ["task_id", "prompt", "hidden_tests"])
 def test_what_is_missing_is_named(field: str) -> None:
     data = fields()
     del data[field]

@@ -9,7 +9,8 @@ from tests.unit.reward.played import PlayedSandbox, a_result, a_task, report, ro
 
 from worldfork.core.errors import OutOfSpace, PathError, SandboxDied, VerifierError
 from worldfork.records.episode import FailureKind
-from worldfork.records.task import Task, TaskLimits
+from worldfork.records.task import Task
+from worldfork.records.task_limits import TaskLimits
 from worldfork.reward.report import Report, TestRecord
 from worldfork.reward.trial import Trial, run_tests
 from worldfork.sandbox.command import Reason

@@ -65,7 +65,7 @@ def test_blank_lines_are_left_out(tmp_path: Path) -> None:
         (row(files=3), "files"),
         (row(task_id="set/one"), "task_id"),
         ({**row(task_id="set/two"), "solution": {"b.py": ""}}, "solution"),
-        ({"task_id": "set/two"}, "editable"),
+        ({"task_id": "set/two"}, "prompt"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, bad: object, field: str) -> None:

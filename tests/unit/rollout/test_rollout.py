@@ -21,7 +21,7 @@ from worldfork.core.errors import (
 )
 from worldfork.records.episode import Episode, FailureKind
 from worldfork.records.sandbox import SandboxStatus
-from worldfork.records.task import TaskLimits
+from worldfork.records.task_limits import TaskLimits
 from worldfork.reward.calibration import Calibration
 from worldfork.reward.pytest_verifier import Grade
 from worldfork.reward.report import Report

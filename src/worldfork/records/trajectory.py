@@ -1,0 +1,82 @@
+"""A trajectory: the ordered steps that a rollout recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from worldfork.core.errors import ConfigError
+
+MAX_OUTPUT_CHARACTERS = 64_000
+"""What is kept of one step's output; its middle is left out of a longer one."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One action of a policy and what came of it."""
+
+    kind: str
+    """`command`, `write`, `message` (what a policy said without acting) or `note`."""
+    action: str
+    """The command line, the path written to, or the message."""
+    output: str = ""
+    """What was seen of it: standard output and errors, at most `MAX_OUTPUT_CHARACTERS`."""
+    exit_code: int | None = None
+    reason: str = ""
+    """How a command ended, a reason of commands."""
+    began_s: float = 0.0
+    """Since the rollout's start, as is `ended_s`."""
+    ended_s: float = 0.0
+    cpu_s: float | None = None
+    prompt_tokens: int | None = None
+    """Where the policy says so, as are the next two."""
+    completion_tokens: int | None = None
+    log_probability: float | None = None
+    """Sum over the step's completion tokens, natural logarithm."""
+    message: str = ""
+    """What the policy said with this action."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is not the default."""
+        return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Step:
+        """Read a step; fields that this version does not know are left out.
+
+        Raises:
+            ConfigError: it is no step.
+        """
+        try:
+            return cls(**{each.name: data[each.name] for each in fields(cls) if each.name in data})
+        except TypeError as error:
+            raise ConfigError(f"not a step of a trajectory: {error}", field="steps") from None
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """What one policy did in one rollout, in order."""
+
+    steps: tuple[Step, ...] = ()
+    truncated: bool = False
+    """Whether steps are missing at the end because there were too many, or too long ones."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What a policy or a trainer wants to be kept with it, such as the model's name. Plain JSON values."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {**asdict(self), "steps": [step.to_json() for step in self.steps], "facts": dict(self.facts)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Trajectory:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ConfigError: it is no trajectory.
+        """
+        try:
+            steps = tuple(Step.from_json(step) for step in data["steps"])
+            return cls(steps, bool(data.get("truncated", False)), dict(data.get("facts", {})))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"not a trajectory: {error}", field="steps") from None

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from worldfork.records.globs import is_editable, is_literal
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("a.py", "a.py"),
+        ("*.py", "a.py"),
+        ("src/**/*.py", "src/a.py"),
+        ("src/**/*.py", "src/b/c/d.py"),
+        ("src/**", "src/a"),
+        ("src/**", "src/a/b"),
+        ("**/test", "test"),
+        ("**/test", "a/b/test"),
+        ("**", "a/b"),
+        ("a/**/**/b", "a/b"),
+        ("a?[bc]", "axb"),
+        ("[x]", "[x]"),
+    ],
+)
+def test_what_is_meant(pattern: str, path: str) -> None:
+    assert is_editable(path, ["other", pattern])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("*.py", "a/b.py"),
+        ("*", "a/b"),
+        ("a?b", "a/b"),
+        ("a[!x]b", "a/b"),
+        ("src/**", "src"),
+        ("src/**/*.py", "src/a.pyc"),
+        ("src/**/*.py", "srca.py"),
+        ("a.py", "A.py"),
+        ("**/test", "test/a"),
+    ],
+)
+def test_what_is_not_meant(pattern: str, path: str) -> None:
+    assert not is_editable(path, [pattern])
+
+
+def test_many_wide_patterns_cost_no_more_than_one() -> None:
+    assert not is_editable("/".join("a" * 60), ["/".join(["**", "a"] * 30) + "/b"])
+
+
+def test_literal() -> None:
+    assert is_literal("a/b.py")
+    assert not is_literal("a/*.py")
