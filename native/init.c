@@ -136,7 +136,7 @@ static void on_owner_end(struct source *source, uint32_t events)
 	if (srv.config->detached)
 		unwatch(srv.owner_pidfd);
 	else
-		end_sandbox(0);
+		end_sandbox(WF_END_ASKED);
 }
 
 static void run_timers(void)
@@ -146,7 +146,7 @@ static void run_timers(void)
 		return;
 	srv.wake_ms = UINT64_MAX;
 	if (srv.ends_ms && now >= srv.ends_ms)
-		end_sandbox(0);
+		end_sandbox(WF_END_TIME);
 	wake_at(srv.ends_ms);
 	command_time(now);
 	strays_time(now);
@@ -173,7 +173,7 @@ static void run(void)
 	for (;;) {
 		int n = epoll_wait(srv.epoll_fd, events, EVENTS_PER_ROUND, wait_ms());
 		if (n < 0 && errno != EINTR)
-			end_sandbox(1);
+			end_sandbox(WF_END_BROKEN);
 		for (int i = 0; i < n; i++) {
 			struct source *source = events[i].data.ptr;
 			if (source->ready)

@@ -33,7 +33,7 @@ void conn_close(struct conn *conn)
 		return;
 	conn->closing = true;
 	if (conn->owner && !srv.config->detached)
-		end_sandbox(0);
+		end_sandbox(WF_END_ASKED);
 	while (conn->channels)
 		channel_close(conn->channels);
 	hold_forget(conn);

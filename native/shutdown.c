@@ -50,7 +50,7 @@ static void finish(void)
 		conn_send(asker, WF_REPLY, asked_on, NULL, 0);
 	asker = NULL;
 	conns_flush();
-	end_sandbox(0);
+	end_sandbox(WF_END_ASKED);
 }
 
 void shutdown_time(uint64_t now)

@@ -7,6 +7,13 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+/* What PID 1 exits with once it serves; lineage/deaths.py has the same. */
+enum wf_end {
+	WF_END_ASKED = 0, /* by a client, or because the owner ended */
+	WF_END_BROKEN = 1,
+	WF_END_TIME = 2,  /* its lifetime is over */
+};
+
 struct wf_init_config {
 	const char *sandbox_id;
 	int owner_fd;	 /* connection 0, the owner's leash; -1 none */

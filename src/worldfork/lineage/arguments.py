@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from worldfork.core.errors import ConfigError
+from worldfork.lineage.mounts import check_mounts
 from worldfork.lineage.starting import StartOptions
+from worldfork.records.origin import Mount
 from worldfork.sandbox.network import HOST_SETTINGS
 
 REMOTE_ONLY = frozenset({
@@ -17,7 +19,7 @@ REMOTE_ONLY = frozenset({
 })  # fmt: skip
 """About reaching a remote service. They are taken, so that a program runs unchanged, and mean nothing here."""
 
-OWN_EXTRAS = ("driver", "host_settings", "allow_changed_base")
+OWN_EXTRAS = ("driver", "host_settings", "allow_changed_base", "mounts")
 """Arguments of ours that few need."""
 
 UNSUPPORTED = {
@@ -105,6 +107,7 @@ def start_options(
     host_settings: tuple[str, ...] = HOST_SETTINGS,
     allow_changed_base: bool = False,
     driver: str = "namespace",
+    mounts: Sequence[Mount] = (),
 ) -> StartOptions:
     """Check the arguments of `create` and `fork` and return them as options."""
     if driver != "namespace":
@@ -128,4 +131,5 @@ def start_options(
         timeout_s=timeout_secs,
         host_settings=host_settings,
         allow_changed_base=allow_changed_base,
+        mounts=check_mounts(mounts),
     )

@@ -19,7 +19,9 @@ from worldfork.lineage.processes import Processes
 from worldfork.lineage.snapshots import ForkResult, ForkResults, SnapshotInfo, snapshot_info, wait_durable
 from worldfork.lineage.starting import start
 from worldfork.lineage.transfers import Transfers
+from worldfork.records.death import Death, LimitHits
 from worldfork.records.sandbox import SandboxFacts, SandboxInfo, SandboxStatus
+from worldfork.records.shown import Shown
 from worldfork.records.snapshot import (
     CheckpointType,
     SnapshotLevel,
@@ -75,6 +77,8 @@ class AsyncSandbox(Commands, Processes, Transfers):
                 never inherits it.
             name: shown in lists, and its host name; `get_or_create` finds it.
             detached: it outlives this process, until `terminate`.
+            mounts: `records.origin.Mount`s, shown read-only; no checkpoint of the sandbox has them, no fork inherits
+                them.
             seed: WORLDFORK_SEED inside; random by default.
 
         Raises:
@@ -254,6 +258,14 @@ class AsyncSandbox(Commands, Processes, Transfers):
         """Return RUNNING or TERMINATED."""
         return SandboxStatus.RUNNING if self._live.alive() else SandboxStatus.TERMINATED
 
+    async def cause_of_death(self) -> Death | None:
+        """Return how this sandbox ended; None while it lives. Waits a moment for the last of its processes to go."""
+        return await self._live.cause_of_death()
+
+    async def limit_hits(self) -> LimitHits:
+        """Return how often its processes met its limits, and how often the host's memory ended one of them."""
+        return await self._live.limit_hits()
+
     async def terminate(self) -> None:
         """End the sandbox: every process, mount, cgroup and file of it is gone afterwards. Idempotent."""
         await self._live.end()
@@ -282,6 +294,11 @@ class AsyncSandbox(Commands, Processes, Transfers):
     def seed(self) -> int:
         """WORLDFORK_SEED inside."""
         return self._live.facts.seed
+
+    @property
+    def mounts(self) -> Sequence[Shown]:
+        """What it shows read-only besides its disk, in the order of the targets, each with its fingerprint."""
+        return self._live.facts.mounts
 
     async def __aenter__(self) -> Self:
         return self

@@ -11,16 +11,22 @@ import signal
 import socket
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from worldfork.core.errors import SandboxDied, SandboxError, WorldforkError
+from worldfork.lineage.deaths import asked, condemned, exit_of, found_dead
 from worldfork.lineage.place import Place
+from worldfork.records.death import Death, LimitHits
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox.cgroups import thaw_groups
 from worldfork.sandbox.connection import Connection
 from worldfork.sandbox.driver import Started
+from worldfork.sandbox.pressure import limit_hits
 from worldfork.store.faultpoints import fault
 
 _EXIT_S = 30.0
+_DYING_S = 5.0
+"""How long the processes of a sandbox whose socket has closed may take to be gone."""
 _POLL_S = 0.005
 """Between two looks at the lock of a PID 1 that is not ours to wait for."""
 
@@ -48,6 +54,7 @@ class Live:
         self._taken = False
         self._ending: asyncio.Task[None] | None = None
         self._why: Callable[[], SandboxError] | None = None
+        self._death: Death | None = None
         # Opened before the sandbox writes, so that no error of writing back goes unseen.
         self._sync_fd: int | None = os.open(facts.run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if started:
@@ -119,8 +126,32 @@ class Live:
         """Return a copy of the descriptor that saw every write of the sandbox; the caller closes it."""
         return None if self._sync_fd is None else os.dup(self._sync_fd)
 
+    async def cause_of_death(self) -> Death | None:
+        """Return how it ended; None while it lives."""
+        self._check_process()
+        if self._death is None and self._lives() and any(each.closed.is_set() for each in self._connections.values()):
+            # Its socket closes before its last process is gone.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DYING_S):
+                    await self.wait_ended()
+        return self._note_death()
+
+    async def limit_hits(self) -> LimitHits:
+        """Return what its groups counted, as last seen where they are gone."""
+        death = self._note_death()
+        return limit_hits(self.facts.cgroups) if death is None else death.hits
+
+    def _note_death(self) -> Death | None:
+        """Find out why it is dead, once, before what shows that is cleared away; None while it lives."""
+        if self._death is None and not self._lives():
+            status = None if self._pidfd is None else exit_of(self._pidfd)
+            self._death = found_dead(status, self.place.host_kills, limit_hits(self.facts.cgroups))
+        return self._death
+
     def condemn(self, why: Callable[[], SandboxError]) -> None:
         """Kill its PID 1 and make every later call raise what `why` returns. Not blocking."""
+        if self._note_death() is None:
+            self._death = replace(condemned(why()), hits=limit_hits(self.facts.cgroups))
         self._why = why
         for connection in list(self._connections.values()):
             connection.epitaph = why
@@ -160,6 +191,7 @@ class Live:
             await asyncio.sleep(_POLL_S)
         failed = self._ending is not None and self._ending.done() and self._ending.exception() is not None
         if failed or not self._over:
+            self._note_end()
             self._over = True
             self._ending = asyncio.ensure_future(self._end())
         if self._ending is None or self._ending.get_loop() is not asyncio.get_running_loop():
@@ -182,6 +214,7 @@ class Live:
                 return
         except WorldforkError:
             return  # nobody knows now; the next look, or the next sweep, does it
+        self._note_end()
         self._over = True
         self.place.live.pop(self.sandbox_id, None)
         self._kill()
@@ -221,8 +254,13 @@ class Live:
         if self._pid is None:
             self._close_descriptors()
 
+    def _note_end(self) -> None:
+        if self._note_death() is None:
+            self._death = asked()
+
     async def kill(self) -> None:
         """Kill its PID 1, and with it every process inside; what it leaves stays until `end`."""
+        self._note_end()
         if self._pid is not None:
             self._kill()
         else:
@@ -274,11 +312,13 @@ class Live:
                 connection.abandon()
 
     def gone(self, why: str) -> SandboxDied:
-        """Return the error of every call on a sandbox that is gone."""
+        """Return the error of every call on a sandbox that is gone; `cause` has a `DeathCause`, if it is known yet."""
+        death = self._note_death()
         return SandboxDied(
             f"sandbox {self.sandbox_id} is gone: {why}",
             remedy="restore or fork its last snapshot; a sandbox that died is never replaced silently",
             sandbox_id=self.sandbox_id,
+            cause=None if death is None else death.cause.value,
         )
 
     def _check_process(self) -> None:

@@ -21,6 +21,7 @@ from worldfork.lineage.upkeep import Upkeep
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox.cgroups import remove_groups
 from worldfork.sandbox.namespace import NamespaceDriver
+from worldfork.sandbox.pressure import HostKills
 from worldfork.sandbox.probe import proved_ids
 from worldfork.store.faultpoints import fault
 from worldfork.store.home import open_home
@@ -57,6 +58,7 @@ class Place:
         self._slow = ThreadPoolExecutor(1, thread_name_prefix="worldfork-slow")
         self.upkeep = Upkeep(settings)
         self._synchroniser = Synchroniser(self.store, settings.remote, self.upkeep.want)
+        self.host_kills = HostKills()
         self._watch: Watch | None = None
         self._closing = False
         self._slow.submit(self._settle)
@@ -73,6 +75,7 @@ class Place:
                 self.settings.reserve_bytes,
                 living=lambda: list(self.live.values()),
                 rest=lambda: self.driver.drop_spare(_SPARE_S),
+                kills=self.host_kills,
             )
         self._watch.start()
 

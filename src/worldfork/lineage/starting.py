@@ -28,6 +28,7 @@ from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place
 from worldfork.lineage.stacks import on_mountable
 from worldfork.lineage.upper import make_directory
+from worldfork.records.origin import Mount
 from worldfork.records.sandbox import Base, Limits, SandboxFacts
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.bases import host_base
@@ -58,6 +59,8 @@ class StartOptions:
     timeout_s: float | None = None
     host_settings: tuple[str, ...] = HOST_SETTINGS
     allow_changed_base: bool = False
+    mounts: tuple[Mount, ...] = ()
+    """What is shown read-only; never inherited."""
 
 
 def check_base(record: SnapshotRecord, allow_changed: bool) -> Base:

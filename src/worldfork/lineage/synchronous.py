@@ -11,6 +11,7 @@ from worldfork.lineage.commands import SH_OUTPUT_BYTES
 from worldfork.lineage.door import through, through_each
 from worldfork.lineage.handle import Rlimits
 from worldfork.lineage.snapshots import ForkResult, ForkResults, SnapshotInfo
+from worldfork.records.death import Death, LimitHits
 from worldfork.records.sandbox import (
     DirectoryEntry,
     ListDirectoryResponse,
@@ -20,6 +21,7 @@ from worldfork.records.sandbox import (
     SandboxInfo,
     SandboxStatus,
 )
+from worldfork.records.shown import Shown
 from worldfork.records.snapshot import CheckpointType, SnapshotLevel, SnapshotWaitCondition
 from worldfork.sandbox.command import CommandResult
 from worldfork.sandbox.connection import MAX_OUTPUT_BYTES
@@ -265,6 +267,14 @@ class Sandbox:
         """RUNNING or TERMINATED, asked anew each time."""
         return through(self._inner.status())
 
+    def cause_of_death(self) -> Death | None:
+        """Return how this sandbox ended; None while it lives."""
+        return through(self._inner.cause_of_death())
+
+    def limit_hits(self) -> LimitHits:
+        """Return how often its processes met its limits."""
+        return through(self._inner.limit_hits())
+
     def terminate(self) -> None:
         """End the sandbox and clear it away. Idempotent."""
         through(self._inner.terminate())
@@ -292,6 +302,11 @@ class Sandbox:
     def seed(self) -> int:
         """WORLDFORK_SEED inside."""
         return self._inner.seed
+
+    @property
+    def mounts(self) -> Sequence[Shown]:
+        """What it shows read-only besides its disk."""
+        return self._inner.mounts
 
     @property
     def bind_outcome(self) -> str:

@@ -18,6 +18,7 @@ from worldfork.core import mapped
 from worldfork.core.errors import OutOfSpace, SandboxError, WorldforkError
 from worldfork.lineage.live import Live
 from worldfork.lineage.measuring import DEEPEST, IMMEASURABLE, tree_bytes, uppers_bytes
+from worldfork.sandbox.pressure import HostKills
 
 __all__ = ["DEEPEST", "IMMEASURABLE", "Watch", "tree_bytes"]
 
@@ -46,12 +47,14 @@ class Watch:
         reserve_bytes: int,
         living: Callable[[], Iterable[Live]],
         rest: Callable[[], bool],
+        kills: HostKills,
     ) -> None:
         self._directory = directory
         self._reserve_bytes = reserve_bytes
         self._living = living
         self._rest = rest
         """Lets go of what is kept for the next sandbox once nothing happens; says whether there is more."""
+        self._kills = kills
         self._measured: dict[str, _Measured] = {}
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -61,6 +64,7 @@ class Watch:
         """Begin to watch; does nothing when it is watching already."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
+                self._kills.restart()
                 self._thread = threading.Thread(target=self._watch, name="worldfork-watch", daemon=True)
                 self._thread.start()
 
@@ -99,6 +103,8 @@ class Watch:
         free_bytes = status.f_bavail * status.f_frsize
         if free_bytes < self._reserve_bytes:
             self._stop_largest(living, free_bytes)
+        # At the end, so that a death seen above is held against what was before.
+        self._kills.look()
 
     def _stop_largest(self, living: list[Live], free_bytes: int) -> None:
         sizes = {live.sandbox_id: self._size_of(live) for live in living}

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+from worldfork.records.shown import Shown
+
 
 class SandboxStatus(str, Enum):
     """The life of a sandbox, in the words of the SDK that this API mirrors."""
@@ -127,6 +129,8 @@ class SandboxFacts:
     owner_id: str = ""
     network_env: dict[str, str] = field(default_factory=dict)
     """Variables that came with the host's network; never stored in a snapshot."""
+    mounts: tuple[Shown, ...] = ()
+    """What it shows read-only besides its disk; no snapshot of it has that."""
 
     def to_json(self) -> str:
         """Return one line of JSON."""
@@ -141,6 +145,7 @@ class SandboxFacts:
         data["layers"] = tuple(data["layers"])
         data["next_layers"] = tuple(data.get("next_layers", ()))
         data["cgroups"] = tuple(data["cgroups"])
+        data["mounts"] = tuple(map(Shown.from_json, data.get("mounts", ())))
         return cls(**data)
 
 
