@@ -89,6 +89,7 @@ class Commands(Handle):
         timeout: float | None = None,
         stdin: bool = False,
         tty: tuple[int, int] | None = None,
+        rlimits: Rlimits = (),
     ) -> Process:
         """Start a program whose streams the caller handles as they come: iterate the process, write to it, await it.
 
@@ -98,7 +99,7 @@ class Commands(Handle):
             tty: (rows, columns) of a terminal to run it on.
         """
         connection = await self._live.connection()
-        spec = self._spec(tuple(argv), env, working_dir, timeout, user, stdin=stdin)
+        spec = self._spec(tuple(argv), env, working_dir, timeout, user, stdin=stdin, rlimits=rlimits)
         return await connection.start(replace(spec, tty=tty))
 
 

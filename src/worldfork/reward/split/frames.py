@@ -1,0 +1,115 @@
+"""Frames between a fork and the host: a length, a kind, a token of eight bytes, and what they carry."""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from worldfork.reward.split.values import MAX_FRAME_BYTES, Malformed
+from worldfork.sandbox.process import Process
+
+HEADER_BYTES = 9
+TOKEN_BYTES = 8
+
+_LAST_BYTES = 2000
+_U32 = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame."""
+
+    kind: bytes
+    token: bytes
+    body: bytes
+
+
+class FrameStream:
+    """The frames of one process. What it may make the host hold is one frame and the window of its output."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self._buffer = bytearray()
+        self._last = bytearray()
+        self.received_bytes = 0
+
+    @property
+    def last_words(self) -> str:
+        """The end of what it wrote to stderr."""
+        return bytes(self._last).decode("utf-8", "replace").strip()
+
+    async def next(self) -> Frame | None:
+        """Return the next frame; None once the process has ended.
+
+        Raises:
+            Malformed: a frame of a size that none has.
+            SandboxDied: its sandbox is gone.
+        """
+        while (frame := self._take()) is None:
+            try:
+                stream, data = await anext(self.process)
+            except StopAsyncIteration:
+                return None
+            if stream == "stdout":
+                self._buffer += data
+                self.received_bytes += len(data)
+            else:
+                self._last += data
+                del self._last[:-_LAST_BYTES]
+        return frame
+
+    async def send(self, frame: Frame) -> None:
+        """Send a frame.
+
+        Raises:
+            BrokenPipeError: the process has ended. SandboxDied: its sandbox is gone.
+        """
+        size = HEADER_BYTES + len(frame.body)
+        await self.process.write_stdin(_U32.pack(size) + frame.kind + frame.token + frame.body)
+
+    def _take(self) -> Frame | None:
+        if len(self._buffer) < _U32.size:
+            return None
+        (size,) = _U32.unpack_from(self._buffer)
+        if not HEADER_BYTES <= size <= MAX_FRAME_BYTES:
+            raise Malformed(f"a frame of {size} bytes")
+        if len(self._buffer) < _U32.size + size:
+            return None
+        data = bytes(self._buffer[_U32.size : _U32.size + size])
+        del self._buffer[: _U32.size + size]
+        return Frame(data[:1], data[1:HEADER_BYTES], data[HEADER_BYTES:])
+
+
+def new_token() -> bytes:
+    """Return what an answer must repeat; nobody can have answered before it was asked."""
+    return secrets.token_bytes(TOKEN_BYTES)
+
+
+@cache
+def program_argument() -> str:
+    """Return the first lines of a program, for `python -c`."""
+    return resources.files(__package__).joinpath("bootstrap.py").read_text(encoding="utf-8")
+
+
+def program_input(*modules: str, **texts: str) -> bytes:
+    """Return what those first lines read: modules of this package by name, the last of which is run.
+
+    Args:
+        texts: modules that are no file, before the last: name -> text.
+    """
+    parts: list[bytes] = []
+    for name in modules[:-1]:
+        parts += [name.encode(), _source(name)]
+    for name, text in texts.items():
+        parts += [f"{__package__}.{name}".encode(), text.encode("utf-8")]
+    parts += [modules[-1].encode(), _source(modules[-1])]
+    return _U32.pack(len(parts) // 2) + b"".join(_U32.pack(len(part)) + part for part in parts)
+
+
+@cache
+def _source(module: str) -> bytes:
+    above, _, name = module.rpartition(".")
+    return resources.files(above).joinpath(f"{name}.py").read_bytes()

@@ -1,0 +1,260 @@
+"""Between the tests' fork and the candidate's: every frame is looked at here, and nothing else passes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import resource
+from collections.abc import Mapping
+from typing import Any
+
+from worldfork.core.clock import Clock
+from worldfork.core.errors import OutOfSpace, PathError, SandboxDied, SandboxError
+from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.reward.places import TASK_DIRECTORY
+from worldfork.reward.split.frames import Frame, FrameStream, new_token, program_argument, program_input
+from worldfork.reward.split.values import FROM_TESTS_ONLY, Malformed, scan
+from worldfork.sandbox.command import Reason
+
+MAX_CANDIDATE_BYTES = 64 << 20
+"""What a candidate may answer in one grading, in bytes."""
+MAX_CANDIDATE_FRAMES = 200_000
+MAX_STARTS = 500
+"""Processes of a candidate in one grading: each that ends is followed by another, so that other tests go on."""
+WALL_FACTOR = 4
+"""A test's limit counts the candidate's CPU seconds; its wall time may be this many times as long."""
+MAX_REPORT_BYTES = 16 << 20
+
+_FIRST_LOOK_S = 0.25
+_LATER_LOOKS_S = 1.0
+_STARVED_SHARE = 0.5
+_TICKS_PER_S = 100
+"""The kernel's unit in /proc/PID/stat, on every architecture."""
+
+
+class CandidateFailed(Exception):
+    """A call cannot be answered, and that is the candidate's doing."""
+
+
+class Candidate:
+    """The candidate's side: one process at a time, in a sandbox of its own."""
+
+    def __init__(self, sandbox: AsyncSandbox, env: Mapping[str, str], cpu_s: float) -> None:
+        self._sandbox = sandbox
+        self._env = env
+        self._left_cpu_s = cpu_s
+        self._stream: FrameStream | None = None
+        self._starts = self._frames = self._bytes = 0
+        self._gone = ""
+        self.cpu_s = 0.0
+        self.killed_for_memory = False
+        self.died: SandboxError | None = None
+        """What ended its sandbox; the grading is over for it then."""
+
+    async def exchange(self, kind: bytes, body: bytes) -> tuple[bytes, bytes]:
+        """Send a frame and return the kind and body of its answer, which is one well-formed value.
+
+        Raises:
+            CandidateFailed: it gave none.
+        """
+        try:
+            stream = self._stream or await self._start()
+            token = new_token()
+            await stream.send(Frame(kind, token, body))
+            answer = await stream.next()
+            if answer is None:
+                raise CandidateFailed("the candidate's process ended in a call")
+            self._check(answer, token, stream)
+        except (SandboxDied, OutOfSpace) as error:
+            if isinstance(error, OutOfSpace) and error.scope != "sandbox":
+                raise
+            self.died, self._stream, self._gone = error, None, "the candidate's sandbox is gone"
+            raise CandidateFailed(self._gone) from None
+        except (CandidateFailed, Malformed, BrokenPipeError) as error:
+            await self.end()
+            raise CandidateFailed(str(error)) from None
+        return answer.kind, answer.body
+
+    def _check(self, answer: Frame, token: bytes, stream: FrameStream) -> None:
+        self._frames += 1
+        if self._bytes + stream.received_bytes > MAX_CANDIDATE_BYTES or self._frames > MAX_CANDIDATE_FRAMES:
+            self._gone = "the candidate answered more than a grading may bring"
+            raise CandidateFailed(self._gone)
+        if answer.token != token or answer.kind not in (b"R", b"E", b"K"):
+            raise CandidateFailed("the candidate answered what nobody asked")
+        scan(answer.body, 0, FROM_TESTS_ONLY)
+
+    async def _start(self) -> FrameStream:
+        if not self._gone and (self._starts >= MAX_STARTS or self._left_cpu_s <= 0):
+            self._gone = "the candidate used up its CPU time"
+        if self._gone:
+            raise CandidateFailed(self._gone)
+        self._starts += 1
+        cpu_s = math.ceil(self._left_cpu_s)
+        process = await self._sandbox.stream(
+            ["python", "-P", "-B", "-s", "-c", program_argument()],
+            env=self._env,
+            working_dir=TASK_DIRECTORY,
+            stdin=True,
+            rlimits=((resource.RLIMIT_CPU, cpu_s, cpu_s + 1), (resource.RLIMIT_CORE, 0, 0)),
+        )
+        stream = FrameStream(process)
+        self._stream = stream
+        await process.write_stdin(_program())
+        return stream
+
+    async def end(self) -> None:
+        """End its process; the next call is made to another one."""
+        stream, self._stream = self._stream, None
+        if stream is None:
+            return
+        self._bytes += stream.received_bytes
+        with contextlib.suppress(SandboxError):
+            stream.process.kill()
+            async for _ in stream.process:
+                pass
+            result = await stream.process.wait()
+            self.cpu_s += result.cpu_s
+            self._left_cpu_s -= result.cpu_s
+            self.killed_for_memory |= result.reason is Reason.OOM_KILLED
+
+    async def use(self) -> tuple[float, float]:
+        """Return the seconds that its process used a CPU, and that it waited for one; zeros where there is none."""
+        if self._stream is None:
+            return 0.0, 0.0
+        return await process_use(self._sandbox, self._stream.process.pid)
+
+
+class Relay:
+    """Passes on calls and answers until the tests are over."""
+
+    def __init__(self, tests: FrameStream, candidate: Candidate, test_cpu_s: float | None, clock: Clock) -> None:
+        self._tests = tests
+        self._candidate = candidate
+        self._test_cpu_s = test_cpu_s
+        self._clock = clock
+        self._began_s = clock.monotonic_s()
+        self._before: tuple[float, float] | None = None
+        self._next_look_s = math.inf
+        self.lines: list[bytes] = []
+        self._lines_bytes = 0
+        self.shapes: dict[str, list[str]] = {}
+        self.starved = False
+        """A test's wall limit struck while the candidate waited for a CPU."""
+
+    async def run(self) -> None:
+        """Serve the tests' process until it has ended.
+
+        Raises:
+            Malformed: it wrote what it never writes, or more than it may report. SandboxDied: its sandbox is gone.
+        """
+        coming = asyncio.ensure_future(self._tests.next())
+        try:
+            while (frame := await coming) is not None:
+                coming = asyncio.ensure_future(self._tests.next())
+                if frame.kind == b"J":
+                    self._keep(frame.body)
+                elif frame.kind == b"B":
+                    self._begin_test()
+                elif frame.kind == b"A":
+                    await self._candidate.end()
+                    await self._tell(Frame(b"A", frame.token, b""))
+                elif frame.kind in (b"C", b"V", b"W"):
+                    await self._pass_on(frame, coming)
+                else:
+                    raise Malformed("the tests' side sent what it never sends")
+        finally:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
+
+    def _keep(self, line: bytes) -> None:
+        self._lines_bytes += len(line)
+        if self._lines_bytes > MAX_REPORT_BYTES:
+            raise Malformed("more reports than tests can make")
+        self.lines.append(line)
+
+    def _begin_test(self) -> None:
+        self._began_s, self._before = self._clock.monotonic_s(), None
+        if self._test_cpu_s is not None:
+            self._next_look_s = self._began_s + _FIRST_LOOK_S
+
+    async def _pass_on(self, frame: Frame, coming: asyncio.Future[Frame | None]) -> None:
+        """Have one frame answered, unless the tests give up waiting or the candidate's time is over."""
+        asked = asyncio.ensure_future(self._candidate.exchange(frame.kind, frame.body))
+        try:
+            while not asked.done():
+                left_s = max(0.0, self._next_look_s - self._clock.monotonic_s())
+                timeout_s = None if math.isinf(left_s) else left_s
+                await asyncio.wait((asked, coming), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                if asked.done():
+                    break
+                if coming.done():
+                    return
+                why = await self._overrun()
+                if why and not asked.done():
+                    await _settle(asked)
+                    await self._candidate.end()
+                    await self._tell(Frame(b"X", frame.token, why.encode()))
+                    return
+            try:
+                kind, body = asked.result()
+            except CandidateFailed as error:
+                kind, body = b"X", str(error).encode("utf-8", "replace")
+            await self._tell(Frame(kind, frame.token, body))
+        finally:
+            await _settle(asked)
+
+    async def _tell(self, frame: Frame) -> None:
+        # Tests that are over read no more; their end is seen where their frames are read.
+        with contextlib.suppress(BrokenPipeError):
+            await self._tests.send(frame)
+
+    async def _overrun(self) -> str:
+        """Say why the present test's candidate has to be ended, if it has."""
+        now_s = self._clock.monotonic_s()
+        if self._test_cpu_s is None or now_s < self._next_look_s:
+            return ""
+        use = await self._candidate.use()
+        if self._before is None or use[0] < self._before[0]:
+            self._before = use
+        cpu_s, waited_s = use[0] - self._before[0], use[1] - self._before[1]
+        wall_s = now_s - self._began_s
+        self._next_look_s = now_s + min(_LATER_LOOKS_S, max(_FIRST_LOOK_S, self._test_cpu_s - cpu_s))
+        if cpu_s >= self._test_cpu_s:
+            return f"the candidate used more than {self._test_cpu_s:g} s of CPU time"
+        if wall_s >= WALL_FACTOR * self._test_cpu_s:
+            self.starved |= waited_s >= _STARVED_SHARE * wall_s
+            return f"the candidate did not answer within {wall_s:.0f} s"
+        return ""
+
+
+async def process_use(sandbox: AsyncSandbox, pid: int) -> tuple[float, float]:
+    """Return the seconds that a process used a CPU, its children that it waited for too, and that it waited for one."""
+    try:
+        stat = await sandbox.read_file(f"/proc/{pid}/stat", max_bytes=4096)
+        # The kernel's sched-stats: on a CPU, ready without one, turns.
+        waits = await sandbox.read_file(f"/proc/{pid}/schedstat", max_bytes=4096)
+        fields = stat.rpartition(b")")[2].split()
+        return sum(map(int, fields[11:15])) / _TICKS_PER_S, int(waits.split()[1]) / 1e9
+    except (PathError, ValueError, IndexError):
+        return 0.0, 0.0
+
+
+def read_shapes(lines: list[bytes]) -> tuple[dict[str, list[str]], list[str]]:
+    """Return where objects stood, and why tests failed apart from what they assert, as the tests' side told it."""
+    for line in reversed(lines):
+        facts: Any = json.loads(line)
+        if "shapes" in facts:
+            return facts["shapes"], facts["notes"]
+    return {}, []
+
+
+async def _settle(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _program() -> bytes:
+    return program_input("worldfork.reward.split.values", "worldfork.reward.split.candidate")

@@ -1,0 +1,49 @@
+"""The program of the tests' fork: pytest over stub modules, every report and every call as a frame to the host."""
+
+import json
+import os
+import sys
+from typing import Any, NoReturn
+
+from worldfork.reward.reporter import Reporter
+from worldfork.reward.split import plan_text, stubs
+
+
+class SplitReporter(Reporter):
+    """The reporter, over the one stream that the stubs use too."""
+
+    def say(self, **facts: Any) -> None:
+        """Send one line. A process that the tests forked off says nothing."""
+        if os.getpid() == self.owner_pid:
+            stubs.RUNTIME.send(b"J", json.dumps(facts).encode("ascii"))
+
+    def pytest_runtest_logstart(self, nodeid: str, location: object) -> None:
+        """Start the candidate's clock too."""
+        stubs.RUNTIME.spoiled = ""
+        stubs.RUNTIME.send(b"B", b"")
+        super().pytest_runtest_logstart(nodeid, location)
+
+    def pytest_runtest_logfinish(self, nodeid: str, location: object) -> None:
+        """Fail a test that hid how its candidate ended."""
+        if stubs.RUNTIME.spoiled:
+            self.phases["call"] = "failed"
+        super().pytest_runtest_logfinish(nodeid, location)
+
+
+def main() -> NoReturn:
+    """Run pytest and leave at once."""
+    source, sink = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    import pytest
+
+    stubs.RUNTIME.open(source, sink, json.loads(plan_text.PLAN), pytest.fail.Exception)
+    sys.modules["_worldfork_split"] = stubs.RUNTIME  # type: ignore[assignment]
+    reporter = SplitReporter(-1, float(sys.argv[1]))
+    reporter.say(ready=1, python=sys.version.split()[0], pytest=pytest.__version__)
+    code = pytest.main(sys.argv[2:], plugins=[reporter])
+    seen = {place: sorted(names) for place, names in stubs.RUNTIME.seen.items()}
+    reporter.say(finished=int(code), shapes=seen, notes=stubs.RUNTIME.notes)
+    sys.stderr.flush()
+    os._exit(0)
