@@ -43,6 +43,7 @@ class Server:
         self._handles: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
         self._records: dict[str, type] = {}
+        self._callbacks: dict[int, Callback] = {}
 
     def serve(self) -> NoReturn:
         """Answer until the other side ends."""
@@ -132,7 +133,8 @@ class Server:
 
     def _special(self, tag: str, decoder: values.Decoder) -> Any:
         if tag == "k":
-            return Callback(self, decoder.number())
+            number = decoder.number()
+            return self._callbacks.setdefault(number, Callback(self, number))
         if tag == "o":
             number, _ = decoder.number(), decoder.read()
             return self._handles[number]
@@ -197,7 +199,7 @@ class Server:
         """Return what the containers hold as bytes, to see later whether anything changed."""
         if not containers:
             return b""
-        encoder = values.Encoder(self._write_other, containers)
+        encoder = values.Encoder(self._write_other, containers, max_bytes=1 << 30, max_values=1 << 30)
         try:
             for container in containers:
                 encoder.contents(container)
@@ -227,7 +229,7 @@ class Server:
         return b"".join(parts)
 
 
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()), collections.deque)
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()), collections.deque)
 _EXACT: dict[type, Any] = {int: int.__int__, float: float.__float__, str: str.__str__}
 
 

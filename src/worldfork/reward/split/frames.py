@@ -30,8 +30,9 @@ class Frame:
 class FrameStream:
     """The frames of one process. What it may make the host hold is one frame and the window of its output."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self.process = process
+        self._max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
         self._last = bytearray()
         self.received_bytes = 0
@@ -74,7 +75,7 @@ class FrameStream:
         if len(self._buffer) < _U32.size:
             return None
         (size,) = _U32.unpack_from(self._buffer)
-        if not HEADER_BYTES <= size <= MAX_FRAME_BYTES:
+        if not HEADER_BYTES <= size <= self._max_frame_bytes:
             raise Malformed(f"a frame of {size} bytes")
         if len(self._buffer) < _U32.size + size:
             return None

@@ -6,6 +6,7 @@ stood in calibration; anywhere else it is an object without any behaviour, so th
 """
 
 import builtins
+import functools
 import importlib
 import os
 import select
@@ -33,12 +34,18 @@ _FORWARDED = frozenset({
 _MAX_ITERATED = 10_000
 _MOST_AT_ONCE = 256
 _MAX_NOTES = 20
+_MAX_ARGUMENT_BYTES = 64 << 20
+_MAX_ARGUMENT_VALUES = 4_000_000
+"""More than in answers: arguments are the tests' own."""
 
 
 class Opaque:
     """An object of the candidate that tests know nothing about."""
 
     __slots__ = ("__weakref__", "_worldfork_number", "_worldfork_path", "_worldfork_turn")
+    _worldfork_number: int
+    _worldfork_path: str
+    _worldfork_turn: int
 
 
 class Function(Opaque):
@@ -69,6 +76,7 @@ class StubType(type):
     _worldfork_name: tuple[str, str, str]
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Have an instance made over there."""
         return RUNTIME.ask(f"{cls.__qualname__}()", "call", cls, args, kwargs)
 
     def __getattr__(cls, name: str) -> Any:
@@ -113,6 +121,7 @@ class Runtime:
         self._functions: dict[Any, tuple[str, str, str]] = {}
         self._objects: dict[int, Any] = {}
         self._callbacks: list[Any] = []
+        self._callback_numbers: dict[int, int] = {}
         self._owner_pid = os.getpid()
         # Tests may call from several threads; one call at a time is under way.
         self._turns = threading.RLock()
@@ -139,7 +148,7 @@ class Runtime:
                 names[name] = self._function(module, base, name)
         for name, bases in told["exceptions"].items():
             if name in present:
-                found = tuple(names.get(each) or getattr(builtins, each, Exception) for each in bases)
+                found: Any = tuple(names.get(each) or getattr(builtins, each, Exception) for each in bases)
                 names[name] = self._exceptions[name] = type(name, found, {"__module__": module, "__str__": _text})
         for name, one in told["classes"].items():
             if name in present:
@@ -197,7 +206,7 @@ class Runtime:
             return self._ask(place, operation)
 
     def _ask(self, place: str, operation: tuple[Any, ...]) -> Any:
-        encoder = values.Encoder(self._write_other)
+        encoder = self._encoder()
         try:
             encoder.write(operation)
             request = encoder.finished()
@@ -223,6 +232,9 @@ class Runtime:
         if kind == b"E":
             raise result
         return result
+
+    def _encoder(self) -> values.Encoder:
+        return values.Encoder(self._write_other, max_bytes=_MAX_ARGUMENT_BYTES, max_values=_MAX_ARGUMENT_VALUES)
 
     def _fail(self, why: str) -> Any:
         """Fail the present test, whatever it catches."""
@@ -254,22 +266,24 @@ class Runtime:
 
     def _exception(self, told: Any) -> BaseException:
         names, args, text, attributes = told
-        for name in names:
-            kind = self._exceptions.get(name) or getattr(builtins, name, None)
-            if isinstance(kind, type) and issubclass(kind, Exception | SystemExit):
-                break
-        else:
+        kind: Any = next(filter(None, map(self._exception_kind, names)), None)
+        if kind is None:
             self._fail(f"the candidate raised {str(names[:1])[:100]}")
         if kind.__module__ == "builtins":
             try:
-                return kind(*args)
+                made: BaseException = kind(*args)
             except Exception:
-                return Exception(*args)
+                made = Exception(*args)
+            return made
         made = kind.__new__(kind, *args)
         made.args = args
         values.apply_contents(made, tuple(part for pair in attributes.items() for part in pair))
-        made._worldfork_text = str(text)
+        vars(made)["_worldfork_text"] = str(text)
         return made
+
+    def _exception_kind(self, name: str) -> Any:
+        kind = self._exceptions.get(name) or getattr(builtins, name, None)
+        return kind if isinstance(kind, type) and issubclass(kind, Exception | SystemExit) else None
 
     def _write_other(self, encoder: values.Encoder, value: Any, depth: int) -> bool:
         kind = type(value)
@@ -284,12 +298,11 @@ class Runtime:
             encoder.fixed(b"p", value._worldfork_name, depth)
         elif kind is types.FunctionType and value in self._functions:
             encoder.fixed(b"p", self._functions[value], depth)
-        elif kind is types.FunctionType and self._is_of_the_task(value.__code__.co_filename):
-            encoder.counted(b"k", len(self._callbacks))
-            self._callbacks.append(value)
-        elif kind is types.MethodType and self._is_of_the_task(value.__func__.__code__.co_filename):
-            encoder.counted(b"k", len(self._callbacks))
-            self._callbacks.append(value)
+        elif self._is_callback(value):
+            encoder.counted(b"k", self._callback_numbers.setdefault(id(value), len(self._callbacks)))
+            if self._callback_numbers[id(value)] == len(self._callbacks):
+                # Kept, so that no other function gets its identity.
+                self._callbacks.append(value)
         elif name := _library_name(value):
             encoder.fixed(b"y", name, depth)
         elif hasattr(kind, "__next__"):
@@ -311,6 +324,14 @@ class Runtime:
             encoder.pairs(vars(value), depth)
         return True
 
+    def _is_callback(self, value: Any) -> bool:
+        """Whether it is a function of the tests' own. Only such are called with what a candidate chose."""
+        while type(value) is functools.partial:
+            value = value.func
+        if type(value) is types.MethodType:
+            value = value.__func__
+        return type(value) is types.FunctionType and self._is_of_the_task(value.__code__.co_filename)
+
     def _is_of_the_task(self, file: str) -> bool:
         return file.startswith(self._plan["directory"] + "/")
 
@@ -324,7 +345,7 @@ class Runtime:
         known = self._objects.get(number)
         if known is not None and type(known) is kind:
             return known
-        made = object.__new__(kind or Opaque)
+        made = object.__new__(Opaque if kind in (None, Iterator) else kind)
         object.__setattr__(made, "_worldfork_number", number)
         object.__setattr__(made, "_worldfork_turn", self.turn)
         object.__setattr__(made, "_worldfork_path", place)
@@ -468,5 +489,12 @@ def _library_name(value: Any) -> tuple[str, str] | None:
     return (module, name) if found is value else None
 
 
+_LIBRARY_KINDS = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.FunctionType,
+    type,
+)
 _LIBRARIES = sys.stdlib_module_names
 RUNTIME = Runtime()

@@ -6,7 +6,8 @@ import sys
 from typing import Any, NoReturn
 
 from worldfork.reward.reporter import Reporter
-from worldfork.reward.split import plan_text, stubs
+from worldfork.reward.split import stubs
+from worldfork.reward.split.plan_text import PLAN
 
 
 class SplitReporter(Reporter):
@@ -38,7 +39,7 @@ def main() -> NoReturn:
     os.dup2(2, 1)
     import pytest
 
-    stubs.RUNTIME.open(source, sink, json.loads(plan_text.PLAN), pytest.fail.Exception)
+    stubs.RUNTIME.open(source, sink, json.loads(PLAN), pytest.fail.Exception)
     sys.modules["_worldfork_split"] = stubs.RUNTIME  # type: ignore[assignment]
     reporter = SplitReporter(-1, float(sys.argv[1]))
     reporter.say(ready=1, python=sys.version.split()[0], pytest=pytest.__version__)

@@ -25,6 +25,9 @@ from worldfork.reward.split.values import Malformed
 from worldfork.reward.trial import _ENV, _fixed_args, _test_limits
 from worldfork.sandbox.command import Reason
 
+MAX_TESTS_FRAME_BYTES = 64 << 20
+"""The tests' own arguments; no candidate has a say in them beyond what its answers are."""
+
 _GRACE_S = 5.0
 _MARGIN_S = 5.0
 """Between the relay's wall limit of a test and the tests' own: the relay knows whether the candidate had a CPU."""
@@ -74,7 +77,7 @@ async def run_split(
         timeout=task.limits.grade_wall_s + _GRACE_S,
         rlimits=((resource.RLIMIT_CPU, cpu_s, cpu_s + 1), (resource.RLIMIT_CORE, 0, 0)),
     )
-    stream = FrameStream(process)
+    stream = FrameStream(process, MAX_TESTS_FRAME_BYTES)
     other = Candidate(candidate, _ENV, task.limits.grade_cpu_s)
     relay = Relay(stream, other, test_cpu_s, clock)
     late = asyncio.create_task(_waited_share(tests, process.pid, other, task.limits.grade_wall_s, clock))

@@ -113,13 +113,22 @@ class Encoder:
     where it cannot.
     """
 
-    def __init__(self, other: Callable[["Encoder", Any, int], bool], known: Iterable[Any] = ()) -> None:
+    def __init__(
+        self,
+        other: Callable[["Encoder", Any, int], bool],
+        known: Iterable[Any] = (),
+        *,
+        max_bytes: int = MAX_FRAME_BYTES,
+        max_values: int = MAX_VALUES,
+    ) -> None:
         self.out = bytearray()
         self.kept = list(known)
         """The containers that can change, by their numbers."""
         self.numbers = {id(value): number for number, value in enumerate(self.kept)}
         self.values = 0
         self._other = other
+        self._max_bytes = max_bytes - 64
+        self._max_values = max_values
 
     def write(self, value: Any, depth: int = 0) -> None:
         """Write one value.
@@ -128,7 +137,7 @@ class Encoder:
             Malformed: it is larger or deeper than the limits. TypeError: there is no way to write it.
         """
         self.values += 1
-        if depth >= MAX_DEPTH - 2 or self.values > MAX_VALUES or len(self.out) > MAX_FRAME_BYTES:
+        if depth >= MAX_DEPTH - 2 or self.values > self._max_values or len(self.out) > self._max_bytes:
             raise Malformed("a value too deep or too large to be sent")
         writer = _WRITERS.get(type(value))
         if writer is not None:
@@ -165,7 +174,7 @@ class Encoder:
         Raises:
             Malformed: it is larger than a frame may be.
         """
-        if len(self.out) > MAX_FRAME_BYTES - 64:
+        if len(self.out) > self._max_bytes:
             raise Malformed("a value too large to be sent")
         return bytes(self.out)
 
@@ -354,15 +363,15 @@ class Decoder:
 
     def moment(self) -> datetime.datetime:
         """Read a date with a time."""
-        parts = self.several(9)
+        parts: list[Any] = self.several(9)
         _check_clock(parts[:8], parts[8])
-        return datetime.datetime(*parts[:7], fold=parts[7], tzinfo=parts[8])
+        return datetime.datetime(*parts[:7], parts[8], fold=parts[7])
 
     def clock_time(self) -> datetime.time:
         """Read a time of day."""
         parts = self.several(6)
         _check_clock(parts[:5], parts[5])
-        return datetime.time(*parts[:4], fold=parts[4], tzinfo=parts[5])
+        return datetime.time(*parts[:4], parts[5], fold=parts[4])
 
     def zone(self) -> datetime.timezone:
         """Read a fixed offset."""
@@ -400,7 +409,11 @@ _READERS: dict[int, Callable[[Decoder], Any]] = {
     b"H"[0]: Decoder.clock_time,
     b"W"[0]: lambda decoder: datetime.timedelta(*decoder.exact(3, int)),
     b"Z"[0]: Decoder.zone,
-    **{tag[0]: lambda decoder, name=tag.decode(): decoder.special(name) for tag in (b"k", b"p", b"y", b"o", b"n")},
+    b"k"[0]: lambda decoder: decoder.special("k"),
+    b"p"[0]: lambda decoder: decoder.special("p"),
+    b"y"[0]: lambda decoder: decoder.special("y"),
+    b"o"[0]: lambda decoder: decoder.special("o"),
+    b"n"[0]: lambda decoder: decoder.special("n"),
 }
 
 
