@@ -14,7 +14,9 @@ import struct
 import sys
 from typing import Any, NoReturn
 
-from worldfork.reward.split import values
+from worldfork.reward.split.decoding import Decoder
+from worldfork.reward.split.encoding import Encoder
+from worldfork.reward.split.values import Malformed
 
 _MAX_HANDLES = 100_000
 _MAX_NAMES = 16
@@ -53,20 +55,20 @@ class Server:
 
     def call_back(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Have a function of the tests called; calls that it makes meanwhile are answered here."""
-        encoder = values.Encoder(self._write_other)
+        encoder = Encoder(self._write_other)
         encoder.write((number, args, kwargs))
         self._send(b"K", encoder.finished())
         while True:
             kind, body = self._receive()
             if kind == b"V":
-                return values.Decoder(body, 0, self._special).read()
+                return Decoder(body, 0, self._special).read()
             if kind == b"W":
-                names, args_ = values.Decoder(body, 0, self._special).read()
+                names, args_ = Decoder(body, 0, self._special).read()
                 raise _builtin_exception(names)(*args_)
             self._answer(kind, body)
 
     def _answer(self, kind: bytes, body: bytes) -> None:
-        decoder = values.Decoder(body, 0, self._special)
+        decoder = Decoder(body, 0, self._special)
         given: list[Any] = []
         before = b""
         try:
@@ -84,7 +86,7 @@ class Server:
 
     def _encoded(self, result: Any, given: list[Any], before: bytes) -> bytes:
         """Return the result, then what the arguments' containers hold now, or nothing where all is as it was."""
-        encoder = values.Encoder(self._write_other, given)
+        encoder = Encoder(self._write_other, given)
         encoder.counted(b"t", 2)
         encoder.write(result, 1)
         if not given or self._shallow(given) == before:
@@ -131,7 +133,7 @@ class Server:
             return found, True, _told(error)
         return found, False, None
 
-    def _special(self, tag: str, decoder: values.Decoder) -> Any:
+    def _special(self, tag: str, decoder: Decoder) -> Any:
         if tag == "k":
             number = decoder.number()
             return self._callbacks.setdefault(number, Callback(self, number))
@@ -147,7 +149,7 @@ class Server:
             return _walk(importlib.import_module(name), path)
         return self._record(decoder)
 
-    def _record(self, decoder: values.Decoder) -> Any:
+    def _record(self, decoder: Decoder) -> Any:
         count, name = decoder.number(), decoder.read()
         kind = self._records.setdefault(name, type(name, (), {}))
         made = kind()
@@ -157,7 +159,7 @@ class Server:
             vars(made)[attribute] = decoder.read()
         return made
 
-    def _write_other(self, encoder: values.Encoder, value: Any, depth: int) -> bool:
+    def _write_other(self, encoder: Encoder, value: Any, depth: int) -> bool:
         """Write what is no plain value: the plain part of the library's own containers, else a handle.
 
         A handle names the object's classes, and in brackets what else could be made of it.
@@ -199,11 +201,11 @@ class Server:
         """Return what the containers hold as bytes, to see later whether anything changed."""
         if not containers:
             return b""
-        encoder = values.Encoder(self._write_other, containers, max_bytes=1 << 30, max_values=1 << 30)
+        encoder = Encoder(self._write_other, containers, max_bytes=1 << 30, max_values=1 << 30)
         try:
             for container in containers:
                 encoder.contents(container)
-        except (values.Malformed, TypeError):
+        except (Malformed, TypeError):
             return b"too large to compare"
         return bytes(encoder.out)
 
@@ -259,9 +261,9 @@ def _told(error: BaseException) -> Any:
 
 def _is_plain(value: Any) -> bool:
     try:
-        encoder = values.Encoder(lambda _encoder, _value, _depth: False)
+        encoder = Encoder(lambda _encoder, _value, _depth: False)
         encoder.write(value, 10)
-    except (values.Malformed, TypeError):
+    except (Malformed, TypeError):
         return False
     return len(encoder.out) < 1 << 16
 

@@ -14,6 +14,9 @@ from worldfork.sandbox.process import Process
 HEADER_BYTES = 9
 TOKEN_BYTES = 8
 
+VALUE_MODULES = tuple(f"worldfork.reward.split.{name}" for name in ("values", "encoding", "decoding"))
+"""What both programs need."""
+
 _LAST_BYTES = 2000
 _U32 = struct.Struct("<I")
 

@@ -14,7 +14,7 @@ from worldfork.core.clock import Clock
 from worldfork.core.errors import OutOfSpace, PathError, SandboxDied, SandboxError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.reward.places import TASK_DIRECTORY
-from worldfork.reward.split.frames import Frame, FrameStream, new_token, program_argument, program_input
+from worldfork.reward.split.frames import VALUE_MODULES, Frame, FrameStream, new_token, program_argument, program_input
 from worldfork.reward.split.values import FROM_TESTS_ONLY, Malformed, scan
 from worldfork.sandbox.command import Reason
 
@@ -257,4 +257,4 @@ async def _settle(task: asyncio.Future[Any]) -> None:
 
 
 def _program() -> bytes:
-    return program_input("worldfork.reward.split.values", "worldfork.reward.split.candidate")
+    return program_input(*VALUE_MODULES, "worldfork.reward.split.candidate")

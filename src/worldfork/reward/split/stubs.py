@@ -9,97 +9,23 @@ import builtins
 import functools
 import importlib
 import os
-import select
-import signal
-import struct
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from worldfork.reward.split import values
+from worldfork.reward.split.decoding import Decoder, apply_contents
+from worldfork.reward.split.encoding import Encoder
+from worldfork.reward.split.remotes import FORWARDED, LINK, Function, Opaque, Remote, StubType, View, iterate
+from worldfork.reward.split.stream import Stream
+from worldfork.reward.split.values import Malformed
 
-_SIGNALS = {signal.SIGALRM, signal.SIGPROF}
-"""What ends a test at its time limit; they may strike while it waits, and not between two halves of a frame."""
-_COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
-_FORWARDED = frozenset({
-    *_COMPARISONS, "__hash__", "__len__", "__bool__", "__contains__", "__iter__", "__next__", "__reversed__",
-    "__getitem__", "__setitem__", "__delitem__", "__call__", "__str__", "__repr__", "__enter__",
-    "__int__", "__float__", "__index__", "__abs__", "__neg__", "__pos__", "__invert__", "__round__",
-    *(f"__{side}{name}__" for side in ("", "r", "i") for name in (
-        "add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "and", "or", "xor", "lshift", "rshift",
-        "matmul")),
-})  # fmt: skip
 _MAX_ITERATED = 10_000
-_MOST_AT_ONCE = 256
 _MAX_NOTES = 20
 _MAX_ARGUMENT_BYTES = 64 << 20
 _MAX_ARGUMENT_VALUES = 4_000_000
 """More than in answers: arguments are the tests' own."""
-
-
-class Opaque:
-    """An object of the candidate that tests know nothing about."""
-
-    __slots__ = ("__weakref__", "_worldfork_number", "_worldfork_path", "_worldfork_turn")
-    _worldfork_number: int
-    _worldfork_path: str
-    _worldfork_turn: int
-
-
-class Function(Opaque):
-    """A function of the candidate."""
-
-    __slots__ = ()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it over there."""
-        return RUNTIME.ask(self._worldfork_path + "()", "call", self, args, kwargs)
-
-
-class View(Opaque):
-    """A collection of the candidate that can only be gone through."""
-
-    __slots__ = ()
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(RUNTIME.ask(self._worldfork_path, "plain", self))
-
-    def __len__(self) -> int:
-        return len(RUNTIME.ask(self._worldfork_path, "plain", self))
-
-
-class StubType(type):
-    """The class of stub classes: making an instance is a call over there."""
-
-    _worldfork_name: tuple[str, str, str]
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Have an instance made over there."""
-        return RUNTIME.ask(f"{cls.__qualname__}()", "call", cls, args, kwargs)
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return RUNTIME.ask(f"{cls.__qualname__}.{name}", "get", cls, name)
-
-
-class Remote(Opaque, metaclass=StubType):
-    """An object of a class that the reference declares."""
-
-    __slots__ = ()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name.startswith("_worldfork"):
-            raise AttributeError(name)
-        return RUNTIME.ask(f"{type(self).__qualname__}.{name}", "get", self, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        RUNTIME.ask(f"{type(self).__qualname__}.{name}=", "set", self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        RUNTIME.ask(f"{type(self).__qualname__}.{name}=", "delete", self, name)
 
 
 class Runtime:
@@ -114,8 +40,6 @@ class Runtime:
         """Why tests failed for what a candidate did apart from its answers; the first few."""
         self.turn = 0
         """Raised whenever the candidate's process is another one; objects of an earlier one are gone."""
-        self._sequence = 0
-        self._buffer = bytearray()
         self._classes: dict[str, Any] = {}
         self._exceptions: dict[str, Any] = {}
         self._functions: dict[Any, tuple[str, str, str]] = {}
@@ -126,14 +50,15 @@ class Runtime:
         # Tests may call from several threads; one call at a time is under way.
         self._turns = threading.RLock()
 
-    def open(self, source: int, sink: int, plan: dict[str, Any], failed: Any) -> None:
-        """Take over the streams.
+    def open(self, stream: Stream, plan: dict[str, Any], failed: Any) -> None:
+        """Take over the stream.
 
         Args:
             plan: `directory`, `modules` by path, `shapes` by place, and `learning`: whether any shape will do.
             failed: the exception that fails a test.
         """
-        self._source, self._sink, self._plan, self._failed = source, sink, plan, failed
+        self._stream, self._plan, self._failed = stream, plan, failed
+        LINK.ask, LINK.exception = self.ask, self._exception
         self._shapes = {place: frozenset(names) for place, names in plan["shapes"].items()}
 
     def fill(self, names: dict[str, Any], path: str) -> None:
@@ -163,7 +88,7 @@ class Runtime:
         def value(name: str) -> Any:
             if name not in values_:
                 raise AttributeError(f"module {module!r} has no attribute {name!r}")
-            return self.ask(f"{module}.{name}", "get", _Name(module, base, ""), name)
+            return self.ask(f"{module}.{name}", "get", Module(module, base, ""), name)
 
         names["__getattr__"] = value
 
@@ -184,9 +109,9 @@ class Runtime:
 
     def _class(self, module: str, base: str, name: str, told: dict[str, Any], names: dict[str, Any]) -> Any:
         inside: dict[str, Any] = {"__slots__": (), "__module__": module, "__qualname__": name}
-        for method in told["methods"]:
-            if method in _FORWARDED or not method.startswith("__"):
-                inside[method] = _method(f"{name}.{method}", method)
+        for each in told["methods"]:
+            if each in FORWARDED or not each.startswith("__"):
+                inside[each] = method(f"{name}.{each}", each)
         if "__eq__" in inside and "__hash__" not in inside:
             inside["__hash__"] = None
         bases = tuple(found for each in told["bases"] if isinstance(found := names.get(each), StubType))
@@ -210,7 +135,7 @@ class Runtime:
         try:
             encoder.write(operation)
             request = encoder.finished()
-        except (TypeError, values.Malformed) as error:
+        except (TypeError, Malformed) as error:
             self._fail(f"{place or operation[1]}: {error}")
         kind, body = self._exchange(b"C", request)
         while kind == b"K":
@@ -218,23 +143,23 @@ class Runtime:
         if kind == b"X":
             self._forget()
             self._fail(body.decode("utf-8", "replace"))
-        decoder = values.Decoder(body, 0, lambda tag, reader: self._special(tag, reader, place), encoder.kept)
+        decoder = Decoder(body, 0, lambda tag, reader: self._special(tag, reader, place), encoder.kept)
         try:
             result, changes = decoder.read()
             if changes is not None:
                 for container, change in zip(encoder.kept, changes, strict=True):
-                    values.apply_contents(container, change)
+                    apply_contents(container, change)
             if kind == b"E":
                 result = self._exception(result)
-        except (values.Malformed, ValueError, TypeError, AttributeError) as error:
+        except (Malformed, ValueError, TypeError, AttributeError) as error:
             self._abandon()
             self._fail(f"{place or operation[1]}: the candidate answered what is no value: {error}")
         if kind == b"E":
             raise result
         return result
 
-    def _encoder(self) -> values.Encoder:
-        return values.Encoder(self._write_other, max_bytes=_MAX_ARGUMENT_BYTES, max_values=_MAX_ARGUMENT_VALUES)
+    def _encoder(self) -> Encoder:
+        return Encoder(self._write_other, max_bytes=_MAX_ARGUMENT_BYTES, max_values=_MAX_ARGUMENT_VALUES)
 
     def _fail(self, why: str) -> Any:
         """Fail the present test, whatever it catches."""
@@ -250,14 +175,14 @@ class Runtime:
 
     def _called_back(self, body: bytes) -> tuple[bytes, bytes]:
         place = "callback()"
-        number, args, kwargs = values.Decoder(body, 0, lambda tag, reader: self._special(tag, reader, place)).read()
-        kind, encoder = b"V", values.Encoder(self._write_other)
+        number, args, kwargs = Decoder(body, 0, lambda tag, reader: self._special(tag, reader, place)).read()
+        kind, encoder = b"V", Encoder(self._write_other)
         try:
             if type(number) is not int or not 0 <= number < len(self._callbacks):
-                raise values.Malformed("no such function")
+                raise Malformed("no such function")
             encoder.write(self._callbacks[number](*args, **kwargs))
         except Exception as error:
-            kind, encoder = b"W", values.Encoder(self._write_other)
+            kind, encoder = b"W", Encoder(self._write_other)
             encoder.write((tuple(each.__name__ for each in type(error).__mro__), (str(error)[:10_000],)))
         except BaseException:
             self._abandon()
@@ -277,7 +202,7 @@ class Runtime:
             return made
         made = kind.__new__(kind, *args)
         made.args = args
-        values.apply_contents(made, tuple(part for pair in attributes.items() for part in pair))
+        apply_contents(made, tuple(part for pair in attributes.items() for part in pair))
         vars(made)["_worldfork_text"] = str(text)
         return made
 
@@ -285,14 +210,14 @@ class Runtime:
         kind = self._exceptions.get(name) or getattr(builtins, name, None)
         return kind if isinstance(kind, type) and issubclass(kind, Exception | SystemExit) else None
 
-    def _write_other(self, encoder: values.Encoder, value: Any, depth: int) -> bool:
+    def _write_other(self, encoder: Encoder, value: Any, depth: int) -> bool:
         kind = type(value)
         if isinstance(value, Opaque):
             if value._worldfork_turn != self.turn:
                 self._fail("an object of the candidate is gone with its process")
             encoder.counted(b"o", value._worldfork_number)
             encoder.write((), depth)
-        elif isinstance(value, _Name):
+        elif isinstance(value, Module):
             encoder.fixed(b"p", value.parts, depth)
         elif kind is StubType and value is not Remote:
             encoder.fixed(b"p", value._worldfork_name, depth)
@@ -312,7 +237,7 @@ class Runtime:
             return self._write_record(encoder, value, depth)
         return True
 
-    def _write_record(self, encoder: values.Encoder, value: Any, depth: int) -> bool:
+    def _write_record(self, encoder: Encoder, value: Any, depth: int) -> bool:
         """Write an object of the tests' own by its attributes, if there is no more to it than attributes."""
         kind = type(value)
         module = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
@@ -335,12 +260,12 @@ class Runtime:
     def _is_of_the_task(self, file: str) -> bool:
         return file.startswith(self._plan["directory"] + "/")
 
-    def _special(self, tag: str, decoder: values.Decoder, place: str) -> Any:
+    def _special(self, tag: str, decoder: Decoder, place: str) -> Any:
         if tag != "o":
-            raise values.Malformed("a candidate cannot send this")
+            raise Malformed("a candidate cannot send this")
         number, names = decoder.number(), decoder.read()
         if type(names) is not tuple or any(type(name) is not str for name in names):
-            raise values.Malformed("classes are called by names")
+            raise Malformed("classes are called by names")
         kind = self._kind(names, place)
         known = self._objects.get(number)
         if known is not None and type(known) is kind:
@@ -352,7 +277,7 @@ class Runtime:
         if kind is None:
             return self.ask(place, "plain", made)
         if kind is Iterator:
-            return _iterate(made, place)
+            return iterate(made, place)
         self._objects[number] = made
         return made
 
@@ -374,57 +299,19 @@ class Runtime:
         return Function if "<function>" in names else View if "<view>" in names else Opaque
 
     def _exchange(self, kind: bytes, body: bytes) -> tuple[bytes, bytes]:
-        """Send a frame and wait for its answer."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
-            self.send(kind, body)
-            return self._answer(self._sequence)
+            return self._stream.exchange(kind, body)
         except BaseException:
-            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            # A time limit has struck.
             self._abandon()
             raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _abandon(self) -> None:
-        """Have the candidate's process ended: nobody waits for what it is doing."""
         self._forget()
-        self.send(b"A", b"")
-        self._answer(self._sequence, patient=True)
-
-    def send(self, kind: bytes, body: bytes) -> None:
-        """Write one frame."""
-        self._sequence += 1
-        data = struct.pack("<I", 9 + len(body)) + kind + struct.pack("<Q", self._sequence) + body
-        while data:
-            data = data[os.write(self._sink, data) :]
-
-    def _answer(self, sequence: int, *, patient: bool = False) -> tuple[bytes, bytes]:
-        while True:
-            while (frame := self._frame()) is None:
-                if not patient:
-                    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-                    select.select((self._source,), (), ())
-                    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-                part = os.read(self._source, 1 << 18)
-                if not part:
-                    os._exit(4)
-                self._buffer += part
-            if struct.unpack_from("<Q", frame, 1)[0] == sequence:
-                return frame[:1], frame[9:]
-
-    def _frame(self) -> bytes | None:
-        if len(self._buffer) < 4:
-            return None
-        size = int.from_bytes(self._buffer[:4], "little")
-        if len(self._buffer) < 4 + size:
-            return None
-        frame = bytes(self._buffer[4 : 4 + size])
-        del self._buffer[: 4 + size]
-        return frame
+        self._stream.abandon()
 
 
-class _Name:
+class Module:
     """A module under test itself."""
 
     def __init__(self, *parts: str) -> None:
@@ -435,48 +322,9 @@ def _text(error: Any) -> str:
     return error.__dict__["_worldfork_text"] if "_worldfork_text" in error.__dict__ else Exception.__str__(error)
 
 
-def _method(place: str, name: str) -> Callable[..., Any]:
-    if name in _COMPARISONS:
-
-        def compare(self: Any, other: Any) -> Any:
-            # What tests expect is no argument that a candidate may see.
-            if not isinstance(other, Remote):
-                return NotImplemented
-            answer = RUNTIME.ask(f"{place}()", "method", self, name, (other,), {})
-            return answer if type(answer) is bool or answer is NotImplemented else False
-
-        return compare
-
-    def stub(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return RUNTIME.ask(f"{place}()", "method", self, name, args, kwargs)
-
-    stub.__name__ = name
-    return stub
-
-
-def _iterate(remote: Any, place: str) -> Iterator[Any]:
-    """Go through an iterator of the candidate, taking more and more at a time."""
-    count = 1
-    while True:
-        found, ended, told = RUNTIME.ask(place, "next", remote, count)
-        yield from found
-        if ended:
-            if told is not None:
-                raise RUNTIME._exception(told)
-            return
-        count = min(2 * count, _MOST_AT_ONCE)
-
-
 def _library_name(value: Any) -> tuple[str, str] | None:
     """Return module and name of a function or class of Python's own library, for the candidate to find there."""
-    kinds = (
-        types.BuiltinFunctionType,
-        types.MethodDescriptorType,
-        types.WrapperDescriptorType,
-        type,
-        types.FunctionType,
-    )
-    if not isinstance(value, kinds):
+    if not isinstance(value, _LIBRARY_KINDS):
         return None
     owner = getattr(value, "__objclass__", None)
     module = getattr(owner or value, "__module__", None)

@@ -8,20 +8,23 @@ from typing import Any, NoReturn
 from worldfork.reward.reporter import Reporter
 from worldfork.reward.split import stubs
 from worldfork.reward.split.plan_text import PLAN
+from worldfork.reward.split.stream import Stream
 
 
 class SplitReporter(Reporter):
     """The reporter, over the one stream that the stubs use too."""
 
+    stream: Stream
+
     def say(self, **facts: Any) -> None:
         """Send one line. A process that the tests forked off says nothing."""
         if os.getpid() == self.owner_pid:
-            stubs.RUNTIME.send(b"J", json.dumps(facts).encode("ascii"))
+            self.stream.send(b"J", json.dumps(facts).encode("ascii"))
 
     def pytest_runtest_logstart(self, nodeid: str, location: object) -> None:
         """Start the candidate's clock too."""
         stubs.RUNTIME.spoiled = ""
-        stubs.RUNTIME.send(b"B", b"")
+        self.stream.send(b"B", b"")
         super().pytest_runtest_logstart(nodeid, location)
 
     def pytest_runtest_logfinish(self, nodeid: str, location: object) -> None:
@@ -39,9 +42,11 @@ def main() -> NoReturn:
     os.dup2(2, 1)
     import pytest
 
-    stubs.RUNTIME.open(source, sink, json.loads(PLAN), pytest.fail.Exception)
+    stream = Stream(source, sink)
+    stubs.RUNTIME.open(stream, json.loads(PLAN), pytest.fail.Exception)
     sys.modules["_worldfork_split"] = stubs.RUNTIME  # type: ignore[assignment]
     reporter = SplitReporter(-1, float(sys.argv[1]))
+    reporter.stream = stream
     reporter.say(ready=1, python=sys.version.split()[0], pytest=pytest.__version__)
     code = pytest.main(sys.argv[2:], plugins=[reporter])
     seen = {place: sorted(names) for place, names in stubs.RUNTIME.seen.items()}

@@ -18,7 +18,7 @@ from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.report import Report, read_report
-from worldfork.reward.split.frames import FrameStream, program_argument, program_input
+from worldfork.reward.split.frames import VALUE_MODULES, FrameStream, program_argument, program_input
 from worldfork.reward.split.plan import plan_text
 from worldfork.reward.split.relay import WALL_FACTOR, Candidate, Relay, process_use, read_shapes
 from worldfork.reward.split.values import Malformed
@@ -135,7 +135,9 @@ async def _waited_share(tests: AsyncSandbox, pid: int, candidate: Candidate, wal
 
 def _program(plan: Mapping[str, Any]) -> bytes:
     return program_input(
-        "worldfork.reward.split.values",
+        *VALUE_MODULES,
+        "worldfork.reward.split.stream",
+        "worldfork.reward.split.remotes",
         "worldfork.reward.split.stubs",
         "worldfork.reward.reporter",
         "worldfork.reward.split.tests_program",
