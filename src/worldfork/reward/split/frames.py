@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+from worldfork.core.ids import content_id
 from worldfork.reward.split.values import MAX_FRAME_BYTES, Malformed
 from worldfork.sandbox.process import Process
 
@@ -96,6 +97,14 @@ def new_token() -> bytes:
 def program_argument() -> str:
     """Return the first lines of a program, for `python -c`."""
     return resources.files(__package__).joinpath("bootstrap.py").read_text(encoding="utf-8")
+
+
+@cache
+def program_digest() -> str:
+    """Return 64 hex digits over everything that runs in the forks."""
+    names = sorted(each.name for each in resources.files(__package__).iterdir() if each.name.endswith(".py"))
+    texts = [resources.files(__package__).joinpath(name).read_bytes() for name in names]
+    return content_id(b"split programs", *texts, _source("worldfork.reward.reporter"))
 
 
 def program_input(*modules: str, **texts: str) -> bytes:

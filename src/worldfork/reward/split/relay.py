@@ -53,6 +53,11 @@ class Candidate:
         self.died: SandboxError | None = None
         """What ended its sandbox; the grading is over for it then."""
 
+    async def begin(self) -> None:
+        """Start its process ahead of the first call; what stands in the way is told then."""
+        with contextlib.suppress(CandidateFailed, SandboxDied, BrokenPipeError):
+            await self._start()
+
     async def exchange(self, kind: bytes, body: bytes) -> tuple[bytes, bytes]:
         """Send a frame and return the kind and body of its answer, which is one well-formed value.
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from worldfork.reward.split.decoding import Decoder, apply_contents
 from worldfork.reward.split.encoding import Encoder
-from worldfork.reward.split.remotes import FORWARDED, LINK, Function, Opaque, Remote, StubType, View, iterate
+from worldfork.reward.split.remotes import FORWARDED, LINK, Function, Opaque, Remote, StubType, View, iterate, method
 from worldfork.reward.split.stream import Stream
 from worldfork.reward.split.values import Malformed
 
@@ -164,9 +164,13 @@ class Runtime:
     def _fail(self, why: str) -> Any:
         """Fail the present test, whatever it catches."""
         self.spoiled = why
+        self.note(why)
+        raise self._failed(why)
+
+    def note(self, why: str) -> None:
+        """Keep why something failed, for people."""
         if len(self.notes) < _MAX_NOTES:
             self.notes.append(why[:500])
-        raise self._failed(why)
 
     def _forget(self) -> None:
         """The candidate's process is another one now."""

@@ -21,6 +21,11 @@ class SplitReporter(Reporter):
         if os.getpid() == self.owner_pid:
             self.stream.send(b"J", json.dumps(facts).encode("ascii"))
 
+    def pytest_collectreport(self, report: Any) -> None:
+        """Say why a module could not be loaded."""
+        if report.failed:
+            stubs.RUNTIME.note(str(report.longrepr)[-300:])
+
     def pytest_runtest_logstart(self, nodeid: str, location: object) -> None:
         """Start the candidate's clock too."""
         stubs.RUNTIME.spoiled = ""

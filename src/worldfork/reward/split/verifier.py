@@ -1,0 +1,215 @@
+"""The split verifier: hidden tests in one fork, the candidate in another.
+
+Both are fresh forks of the task's *starting* state. The candidate's gets what the policy left and nothing of the
+tests; the tests' fork gets the tests, and in the place of the modules under test stubs whose calls the host passes
+on. So no code of the candidate ever shares a process, a file system or a user id with a test.
+
+What crosses is plain values of exact types, within bounds that the host checks frame by frame. An object that stays
+with the candidate may stand only where the reference's object stood, and cannot be compared with what tests expect.
+
+What it resists: everything that code under test can do to tests that share its process, and all that a policy does
+to its own sandbox. What it does not: answers that are wrong and right by the tests' own measure, such as a class
+whose instances all equal each other where tests compare two of its instances; and answers learned by heart.
+
+A candidate keeps one process from test to test, as under pytest; after one that ended, was too slow or broke the
+protocol, the test at hand has failed and the next call is made to a new process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from worldfork.core.clock import Clock, SystemClock
+from worldfork.core.errors import ConfigError, VerifierError
+from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.records.edits import Edits
+from worldfork.records.episode import FailureKind
+from worldfork.records.globs import is_editable
+from worldfork.records.task import Task
+from worldfork.reward.calibration import Calibration
+from worldfork.reward.places import inside_task
+from worldfork.reward.split.frames import program_digest
+from worldfork.reward.split.plan import stub_files
+from worldfork.reward.split.proof import MAX_WHY_CHARACTERS, Proof, ProofStore, reference_plan
+from worldfork.reward.split.trial import SplitTrial, run_split
+from worldfork.reward.verifier import FRESH, Case, Grade, Start
+
+
+class Calibrates(Protocol):
+    """Who knows the tests that count: the pytest verifier."""
+
+    async def calibrate(self, task: Task, start: Start) -> Calibration:
+        """Return which tests the task's reference passes."""
+        ...
+
+
+class SplitVerifier:
+    """Grades final states by hidden tests that the candidate cannot reach. One for a whole run."""
+
+    def __init__(self, calibrates: Calibrates, proofs: ProofStore, clock: Clock | None = None) -> None:
+        self._calibrates = calibrates
+        self._proofs = proofs
+        self._clock = clock or SystemClock()
+
+    @property
+    def verifier_id(self) -> str:
+        """Its kind, with a digest of the programs that run in the forks."""
+        return f"split:{program_digest()[:16]}"
+
+    @property
+    def trust(self) -> str:
+        """`fresh`."""
+        return FRESH
+
+    @property
+    def needs_end(self) -> bool:
+        """Never."""
+        return False
+
+    async def prove(self, task: Task, start: Start) -> Proof:
+        """Return whether the task's tests can be split, found out with its reference the first time, and kept.
+
+        Raises:
+            VerifierError: the reference could not be judged at all. SandboxError, StoreError, ForkError: a fork could
+                not be made or written to.
+        """
+
+        async def make() -> Proof:
+            return await self._prove(task, start)
+
+        return await self._proofs.get_or_make(task.task_hash, start.snapshot_id, make)
+
+    async def grade(self, case: Case) -> Grade:
+        """Say what a final state is worth.
+
+        Raises:
+            VerifierError: it could not be judged, or the task's tests cannot be split.
+            SandboxError, StoreError, ForkError: a fork could not be made or written to.
+        """
+        began_s = self._clock.monotonic_s()
+        task, start = case.task, case.start
+        calibration, proof = await self._known(task, start)
+        known_s = self._clock.monotonic_s()
+        trial, sandbox_id = await self._try_out(task, start, case.edits, proof.shapes, case.index)
+        expected = frozenset(calibration.expected)
+        passed = trial.report.passed & expected
+        if passed != expected and trial.is_starved(expected - passed):
+            raise overload(task)
+        reward, parts = score_tests(task, calibration, passed)
+        return Grade(
+            reward=reward,
+            parts=parts,
+            expected=calibration.expected,
+            passed=tuple(sorted(passed)),
+            failed=tuple(sorted((trial.report.tests.keys() & expected) - passed)),
+            untouched=calibration.untouched,
+            end=trial.end,
+            cpu_s=trial.cpu_s,
+            sandbox_id=sandbox_id,
+            calibrate_s=known_s - began_s,
+            grade_s=self._clock.monotonic_s() - known_s,
+            notes=trial.notes[:5],
+        )
+
+    async def grade_nothing(self, case: Case) -> Grade:
+        """Give 0 to a policy that left nothing to be looked at.
+
+        Raises:
+            As `grade`.
+        """
+        began_s = self._clock.monotonic_s()
+        calibration, _ = await self._known(case.task, case.start)
+        _, parts = score_tests(case.task, calibration, frozenset())
+        return Grade(
+            reward=0.0,
+            parts=dict.fromkeys(parts, 0.0),
+            expected=calibration.expected,
+            untouched=calibration.untouched,
+            calibrate_s=self._clock.monotonic_s() - began_s,
+        )
+
+    async def _known(self, task: Task, start: Start) -> tuple[Calibration, Proof]:
+        calibration = await self._calibrates.calibrate(task, start)
+        proof = await self.prove(task, start)
+        if not proof.capable:
+            raise VerifierError(
+                f"the tests of {task.task_id} cannot be split: {proof.why}",
+                remedy="use the pytest verifier, or leave the choice to `auto`",
+                kind=FailureKind.CALIBRATION,
+            )
+        return calibration, proof
+
+    async def _prove(self, task: Task, start: Start) -> Proof:
+        """Run the reference once to see where its objects stand, and once more with that known."""
+        calibration = await self._calibrates.calibrate(task, start)
+        expected = frozenset(calibration.expected)
+        shapes: Mapping[str, Sequence[str]] | None = None
+        trial: SplitTrial | None = None
+        for _ in range(2):
+            try:
+                trial, _ = await self._try_out(task, start, start.solution, shapes, 0)
+            except ConfigError as error:
+                return Proof(False, str(error)[:MAX_WHY_CHARACTERS])
+            missing = expected - trial.report.passed
+            if missing and trial.is_starved(missing):
+                raise overload(task)
+            if missing:
+                reason = trial.notes[0] if trial.notes else "they see more than calls and their results"
+                why = f"{len(missing)} of {len(expected)} tests fail, such as {min(missing)}: {reason}"
+                return Proof(False, why[:MAX_WHY_CHARACTERS])
+            shapes = trial.shapes
+        assert trial is not None
+        return Proof(True, "", {place: tuple(names) for place, names in trial.shapes.items()}, trial.cpu_s)
+
+    async def _try_out(
+        self, task: Task, start: Start, edits: Edits, shapes: Mapping[str, Sequence[str]] | None, index: int
+    ) -> tuple[SplitTrial, str]:
+        plan = reference_plan(task, start)
+        async with start.fork(index, grading=True) as tests, start.fork(index, grading=True) as candidate:
+            await lay_edits(candidate, edits)
+            await _lay_stubs(tests, task, start, plan)
+            await lay_tests(tests, task, start.tests)
+            return await run_split(tests, candidate, task, plan, shapes, self._clock), tests.sandbox_id
+
+
+async def lay_edits(sandbox: AsyncSandbox, edits: Edits) -> None:
+    """Lay down what a policy left."""
+    for path in edits.removed:
+        await sandbox.delete_file(inside_task(path))
+    for path, file in edits.files.items():
+        await sandbox.write_file(inside_task(path), file.content)
+
+
+async def lay_tests(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes]) -> None:
+    """Lay down the hidden tests."""
+    for path, content in tests.items():
+        await sandbox.write_file(inside_task(path), content)
+
+
+async def _lay_stubs(tests: AsyncSandbox, task: Task, start: Start, plan: Mapping[str, Any]) -> None:
+    """Put stubs in the place of the modules under test, and nothing in that of other files that a policy may change."""
+    for path in start.originals:
+        if path not in plan and is_editable(path, task.editable):
+            await tests.delete_file(inside_task(path))
+    for path, content in stub_files(plan).items():
+        await tests.write_file(inside_task(path), content)
+
+
+def overload(task: Task) -> VerifierError:
+    """Return the error of tests whose wall limit struck while the machine had no CPU for them."""
+    return VerifierError(
+        f"a time limit of {task.task_id} struck while the machine had no CPU for its tests",
+        remedy="run fewer rollouts at once",
+        kind=FailureKind.OVERLOAD,
+    )
+
+
+def score_tests(task: Task, calibration: Calibration, passed: frozenset[str]) -> tuple[float, dict[str, float]]:
+    """Return reward and parts of a set of passed tests."""
+    parts = {"fraction": len(passed) / len(calibration.expected)}
+    untouched = frozenset(calibration.untouched)
+    broken = frozenset(calibration.expected) - untouched
+    if broken:
+        parts["fail_to_pass"] = len(passed & broken) / len(broken) if untouched <= passed else 0.0
+    return parts.get(task.score, parts["fraction"]), parts
