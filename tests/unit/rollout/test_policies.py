@@ -69,7 +69,10 @@ def test_candidates_that_are_not_there(tmp_path: Path) -> None:
 def test_policies_by_name() -> None:
     assert policy_named("nop").policy_id == "nop"
     assert policy_named("reference").policy_id == "reference"
-    for wrong in ("", "gpt", "candidates", "candidates:", "nop:x"):
+    assert policy_named("mutate").policy_id == policy_named("mutate:0").policy_id != policy_named("mutate:7").policy_id
+    agent, other = policy_named("command:agent --fast"), policy_named("host:agent --fast")
+    assert agent.policy_id != other.policy_id
+    for wrong in ("", "gpt", "candidates", "candidates:", "nop:x", "mutate:", "mutate:x", "command:", "host:'"):
         with pytest.raises(ConfigError):
             policy_named(wrong)
 

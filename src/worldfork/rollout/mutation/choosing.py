@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import math
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, lru_cache
@@ -173,7 +174,12 @@ def mutate(source: str, seed: int, index: int = 0) -> str:
     Returns:
         The changed text; `source` itself where nothing in it can be changed, or not so often.
     """
-    return _mutations(source, seed).program(index)
+    with _LOCK:
+        return _mutations(source, seed).program(index)
+
+
+_LOCK = threading.Lock()
+"""The programs of one source are made one after the other."""
 
 
 @lru_cache(maxsize=64)

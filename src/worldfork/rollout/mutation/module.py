@@ -87,9 +87,18 @@ class Module:
         if isinstance(new, str):
             new = ast.parse(new, mode="eval").body
         text = ast.unparse(new)
-        if not isinstance(new, _CLOSED) and isinstance(self.parents.get(node), _BINDING):
+        if not isinstance(new, _CLOSED) and self._is_bound(node):
             text = f"({text})"
         return Change(family, weight, *self.span(node), text)
+
+    def _is_bound(self, node: ast.expr) -> bool:
+        """Tell whether a node's neighbours could bind a part of it more tightly than the rest of it does."""
+        parent = self.parents.get(node)
+        if isinstance(parent, ast.Subscript | ast.Attribute):
+            return parent.value is node
+        if isinstance(parent, ast.Call):
+            return parent.func is node
+        return isinstance(parent, _BINDING)
 
     def _offset(self, line: int, column_bytes: int) -> int:
         start = self._starts[line - 1]
@@ -113,8 +122,4 @@ _CLOSED = (
     ast.SetComp, ast.DictComp,
 )  # fmt: skip
 """What needs no parentheses anywhere."""
-_BINDING = (
-    ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Attribute, ast.Subscript, ast.Call, ast.Starred, ast.Await,
-    ast.IfExp, ast.FormattedValue,
-)  # fmt: skip
-"""What may bind a part of itself more tightly than the part does."""
+_BINDING = (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Starred, ast.Await, ast.IfExp, ast.FormattedValue)

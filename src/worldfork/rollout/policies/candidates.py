@@ -1,10 +1,9 @@
-"""Policies: what acts in a sandbox before the verifier judges what is left there."""
+"""Prepared versions of files, one for each rollout."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from worldfork.core.errors import ConfigError
 from worldfork.core.ids import content_id
@@ -12,54 +11,13 @@ from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.checked import check_path
 from worldfork.records.task import Task
 from worldfork.reward.places import inside_task
+from worldfork.rollout.policies.policy import TakesTurns, Turn
 
 MAX_CANDIDATE_BYTES = 16 << 20
 """A candidate's file larger than this is a mistake."""
 
 
-class Policy(Protocol):
-    """Acts on one task in one sandbox."""
-
-    @property
-    def policy_id(self) -> str:
-        """Names the policy and everything that decides what it does; episodes and resumed runs go by it."""
-        ...
-
-    async def act(self, sandbox: AsyncSandbox, task: Task, index: int) -> None:
-        """Take the whole turn: what is in the task's directory when this returns is graded.
-
-        Args:
-            sandbox: a fork of the task's starting state, this rollout's own.
-            task: the task; `solution` and `hidden_tests` are not for policies.
-            index: the place within the group, from 0.
-
-        Raises:
-            PolicyError: the policy itself broke, such as a model that does not answer; the rollout has no reward.
-        """
-        ...
-
-
-class NopPolicy:
-    """Does nothing: the lower end of every scale."""
-
-    policy_id = "nop"
-
-    async def act(self, sandbox: AsyncSandbox, task: Task, index: int) -> None:
-        """Return at once."""
-
-
-class ReferencePolicy:
-    """Writes the task's own solution: the upper end of every scale."""
-
-    policy_id = "reference"
-
-    async def act(self, sandbox: AsyncSandbox, task: Task, index: int) -> None:
-        """Lay the solution over the starting files."""
-        for path, text in task.solution.items():
-            await sandbox.write_file(inside_task(path), text.encode("utf-8"))
-
-
-class CandidatesPolicy:
+class CandidatesPolicy(TakesTurns):
     """Writes prepared versions of files: candidate `index` for rollout `index`, from the start again at the end.
 
     Args:
@@ -90,9 +48,11 @@ class CandidatesPolicy:
         """Return the name of the candidate that rollout `index` gets."""
         return self._candidates[index % len(self._candidates)][0]
 
-    async def act(self, sandbox: AsyncSandbox, task: Task, index: int) -> None:
+    async def agent(self, sandbox: AsyncSandbox, task: Task, turn: Turn) -> None:
         """Write this rollout's candidate."""
-        for path, content in self._candidates[index % len(self._candidates)][1].items():
+        name, files = self._candidates[turn.index % len(self._candidates)]
+        turn.note(f"candidate {name}")
+        for path, content in files.items():
             await sandbox.write_file(inside_task(path), content)
 
 
@@ -118,22 +78,6 @@ def load_candidates(directory: str | Path) -> CandidatesPolicy:
             path=str(directory),
         )
     return CandidatesPolicy(candidates)
-
-
-def policy_named(text: str) -> Policy:
-    """Return the policy that a command line names: `nop`, `reference` or `candidates:DIRECTORY`.
-
-    Raises:
-        ConfigError: none of these, or the directory holds no candidates.
-    """
-    if text == "nop":
-        return NopPolicy()
-    if text == "reference":
-        return ReferencePolicy()
-    kind, _, rest = text.partition(":")
-    if kind == "candidates" and rest:
-        return load_candidates(rest)
-    raise ConfigError(f"there is no policy {text!r}", remedy="use nop, reference or candidates:DIRECTORY", policy=text)
 
 
 def _is_plain_directory(path: Path) -> bool:

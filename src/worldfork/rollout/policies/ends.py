@@ -1,0 +1,39 @@
+"""The two ends of every scale: a policy that does nothing, and one that knows the answer."""
+
+from __future__ import annotations
+
+from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.records.edits import Edits
+from worldfork.records.task import Task
+from worldfork.reward.places import inside_task
+from worldfork.rollout.policies.policy import TakesTurns, Turn
+
+
+class NopPolicy(TakesTurns):
+    """Does nothing: the lower end of every scale."""
+
+    policy_id = "nop"
+
+    async def agent(self, sandbox: AsyncSandbox, task: Task, turn: Turn) -> None:
+        """Return at once."""
+
+
+class ReferencePolicy(TakesTurns):
+    """Writes the task's own solution: the upper end of every scale.
+
+    It needs to be told where a solution lies that is not in the task itself: a turn with a `solution` of `Edits` does.
+    """
+
+    policy_id = "reference"
+
+    async def agent(self, sandbox: AsyncSandbox, task: Task, turn: Turn) -> None:
+        """Lay the solution over the starting state."""
+        edits = getattr(turn, "solution", None)
+        if not isinstance(edits, Edits):
+            for path, text in task.solution.items():
+                await sandbox.write_file(inside_task(path), text)
+            return
+        for path in edits.removed:
+            await sandbox.delete_file(inside_task(path))
+        for path, file in edits.files.items():
+            await sandbox.write_file(inside_task(path), file.content, mode=0o755 if file.executable else 0o644)
