@@ -1,0 +1,121 @@
+"""What the corpus is made of: attacks, and what each verifier claims about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+VERIFIERS = ("pytest", "split", "command", "files", "final")
+"""The columns of the matrix."""
+
+
+class Verdict(str, Enum):
+    """What a verifier says about an attack."""
+
+    RESISTS = "resists"
+    """The attack never earns more than the same wrong code without it, and never voids the score."""
+    OPEN = "open"
+    """It may win here, and the reason says why."""
+    NOT = "does not apply"
+    """This verifier does nothing that the attack could meet."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One cell of the matrix before it is tried."""
+
+    verdict: Verdict
+    reason: str = ""
+
+
+def resists(reason: str = "") -> Claim:
+    return Claim(Verdict.RESISTS, reason)
+
+
+def is_open(reason: str) -> Claim:
+    return Claim(Verdict.OPEN, reason)
+
+
+def does_not_apply(reason: str) -> Claim:
+    return Claim(Verdict.NOT, reason)
+
+
+class Way(str, Enum):
+    """By which way an attack would reach the result; decides what is claimed where nothing else is said."""
+
+    BESIDE = "beside"
+    """Something that is left in the sandbox beside the editable files."""
+    ALIVE = "alive"
+    """Something that goes on running, or breaks the sandbox itself."""
+    CODE = "code"
+    """Code in an editable file that works on the process that runs the tests."""
+    VALUE = "value"
+    """Code in an editable file that hands over something else than a plain value."""
+    DROP = "drop"
+    """An editable path that is no plain file, or more than may be carried."""
+
+
+SAME_PROCESS = "tests and candidate share a process, and code in it can change whatever the tests report"
+END_STATE = "the tests run on the state that the policy left, with every program and file that it put there"
+NO_CODE = "nothing of the candidate is run"
+
+CLAIMS: Mapping[Way, Mapping[str, Claim]] = {
+    Way.BESIDE: {
+        "pytest": resists(),
+        "split": resists(),
+        "command": resists(),
+        "files": resists(),
+        "final": is_open(END_STATE),
+    },
+    Way.ALIVE: dict.fromkeys(VERIFIERS, resists()),
+    Way.CODE: {
+        "pytest": is_open(SAME_PROCESS),
+        "split": resists(),
+        "command": is_open(SAME_PROCESS),
+        "files": does_not_apply(NO_CODE),
+        "final": is_open(SAME_PROCESS),
+    },
+    Way.VALUE: {
+        "pytest": is_open(SAME_PROCESS),
+        "split": resists(),
+        "command": is_open(SAME_PROCESS),
+        "files": does_not_apply(NO_CODE),
+        "final": is_open(SAME_PROCESS),
+    },
+    Way.DROP: dict.fromkeys(VERIFIERS, resists()),
+}
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One way to be paid for wrong code. Its policy writes `files`, then runs `commands` one after the other."""
+
+    name: str
+    number: int
+    """Of the kind of attack in `kinds.KINDS`."""
+    does: str
+    """One line: what it tries."""
+    way: Way
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Path -> text; relative ones lie in the task's directory."""
+    commands: tuple[str, ...] = ()
+    """Lines for /bin/sh, run as root in the task's directory; one that fails or is killed is no fault."""
+    own: bool = False
+    """A variant that is in none of the published lists."""
+    task: str = "narrow"
+    """Which of `tasks.TASKS` is attacked."""
+    wrong: Mapping[str, str] | None = None
+    """The same wrong code without the attack; None for `tasks.WRONG`."""
+    said: Mapping[str, Claim] = field(default_factory=dict)
+    """Claims that differ from those of its way."""
+    command_s: float = 10.0
+    """Wall time of each command."""
+
+    def claim(self, verifier: str) -> Claim:
+        """Return what a verifier says about it."""
+        return self.said.get(verifier, CLAIMS[self.way][verifier])
+
+    def but(self, **said: Claim) -> Attack:
+        """Return it with other claims."""
+        return replace(self, said={**self.said, **said})
