@@ -13,6 +13,7 @@ from worldfork.cli import (
     demo,
     exchange,
     execute,
+    export_episodes,
     keeping,
     lineage,
     rollouts,
@@ -72,6 +73,7 @@ app.command("import")(exchange.import_)
 app.command()(exchange.push)
 app.command()(exchange.pull)
 app.command()(rollouts.rollout)
+app.command()(export_episodes.export_episodes)
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     upkeep.bench
 )
