@@ -47,10 +47,43 @@ static int clone_source(const char *item)
 	return fd;
 }
 
+/* A detached copy of a directory of a snapshot. Only what is attached can be
+ * copied from on every kernel, so its whole is attached for a moment. */
+static int clone_shown(const struct plan *plan, const struct plan_mount *mount)
+{
+	const char *point = plan_get(plan, "root", ""), *path;
+	int top = overlay_show(plan, mount), inside, fd;
+
+	path = strchr(mount->value, '\t');
+	if (!path) {
+		errno = EINVAL;
+		die("a mount without a path: %.64s", mount->value);
+	}
+	path += strspn(path, "\t/");
+	if (!*path)
+		return top;
+	if (wf_move_mount(top, "", AT_FDCWD, point, MOVE_MOUNT_F_EMPTY_PATH) < 0)
+		die("show: attaching at %s", point);
+	inside = wf_open_beneath(top, path);
+	if (inside < 0)
+		die("show: /%s in the snapshot", path);
+	fd = wf_open_tree(inside, "",
+			  OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH);
+	if (fd < 0)
+		die("show: copying /%s", path);
+	close(inside);
+	close(top);
+	if (umount2(point, 0) < 0)
+		die("show: detaching from %s", point);
+	return fd;
+}
+
 void furniture_open(const struct plan *plan, struct furniture *furniture)
 {
 	int user = plan_is(plan, "form", "user");
 
+	for (size_t i = 0; i < plan->n_mounts; i++)
+		furniture->shown[i] = clone_shown(plan, &plan->mounts[i]);
 	for (size_t i = 0; i < plan->n_items; i++) {
 		furniture->fds[i] = -1;
 		if (strcmp(plan->items[i].key, "bind") == 0)
@@ -245,22 +278,40 @@ static int bind_point(const char *target, int source)
 	return enter_point(target, 1);
 }
 
+static void put_mount(int source, const char *target)
+{
+	int point = bind_point(target, source);
+
+	if (wf_move_mount(source, "", point, "",
+			  MOVE_MOUNT_F_EMPTY_PATH |
+				  MOVE_MOUNT_T_EMPTY_PATH) < 0)
+		die("bind: mounting %s", target);
+	close(point);
+	close(source);
+}
+
 static void furnish_binds(const struct plan *plan, struct furniture *furniture)
 {
-	for (size_t i = 0; i < plan->n_items; i++) {
-		const char *target;
-		int point;
+	for (size_t i = 0; i < plan->n_items; i++)
+		if (furniture->fds[i] >= 0)
+			put_mount(furniture->fds[i],
+				  strchr(plan->items[i].value, '\t') + 1);
+}
 
-		if (furniture->fds[i] < 0)
-			continue;
-		target = strchr(plan->items[i].value, '\t') + 1;
-		point = bind_point(target, furniture->fds[i]);
-		if (wf_move_mount(furniture->fds[i], "", point, "",
-				  MOVE_MOUNT_F_EMPTY_PATH |
-					  MOVE_MOUNT_T_EMPTY_PATH) < 0)
-			die("bind: mounting %s", target);
-		close(point);
-		close(furniture->fds[i]);
+static void furnish_shown(const struct plan *plan, struct furniture *furniture)
+{
+	for (size_t i = 0; i < plan->n_mounts; i++) {
+		const char *value = plan->mounts[i].value;
+		char target[PATH_MAX];
+		size_t length = strcspn(value, "\t");
+
+		if (length >= sizeof(target)) {
+			errno = ENAMETOOLONG;
+			die("mount point: %.64s...", value);
+		}
+		memcpy(target, value, length);
+		target[length] = '\0';
+		put_mount(furniture->shown[i], target);
 	}
 }
 
@@ -308,6 +359,7 @@ void furnish(const struct plan *plan, struct furniture *furniture)
 	furnish_dev(plan, furniture);
 	furnish_sys(plan);
 	furnish_binds(plan, furniture);
+	furnish_shown(plan, furniture);
 	furnish_identity(plan);
 }
 

@@ -7,6 +7,7 @@
 
 struct furniture {
 	int fds[PLAN_MAX_ITEMS];  /* detached copies of the host's sources */
+	int shown[PLAN_MAX_MOUNTS]; /* detached directories of snapshots */
 	int devices[6];		  /* of the host's device files, or -1 */
 };
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mount.h>
@@ -12,6 +13,12 @@
 #include <unistd.h>
 
 #define OPTIONS_MAX 4096 /* mount(2) takes one page of options */
+
+struct stack {
+	const char *const *layers;
+	size_t count;
+	const char *upper, *work; /* NULL: read-only */
+};
 
 int wf_fsopen(const char *fs, unsigned int flags)
 {
@@ -79,27 +86,31 @@ static void set_option(int fs_fd, const char *key, const char *value)
 		die_with_log(fs_fd, key);
 }
 
-static int mount_new_way(const struct plan *plan)
+static int mount_new_way(const struct plan *plan, const struct stack *stack)
 {
 	int fs_fd = wf_fsopen("overlay", FSOPEN_CLOEXEC), mount_fd;
-	int trusted = plan_is(plan, "form", "trusted");
+	unsigned int attributes = MOUNT_ATTR_NODEV;
 
 	if (fs_fd < 0)
 		die("overlay: fsopen");
-	for (size_t i = 0; i < plan->n_layers; i++)
-		set_option(fs_fd, "lowerdir+", plan->layers[i]);
-	set_option(fs_fd, "upperdir", plan_get(plan, "upper", ""));
-	set_option(fs_fd, "workdir", plan_get(plan, "work", ""));
+	for (size_t i = 0; i < stack->count; i++)
+		set_option(fs_fd, "lowerdir+", stack->layers[i]);
+	if (stack->upper) {
+		set_option(fs_fd, "upperdir", stack->upper);
+		set_option(fs_fd, "workdir", stack->work);
+		set_option(fs_fd, "volatile", NULL);
+	} else {
+		attributes |= MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID;
+	}
 	set_option(fs_fd, "index", "off");
 	set_option(fs_fd, "metacopy", "off");
-	set_option(fs_fd, "volatile", NULL);
-	if (trusted)
-		set_option(fs_fd, "redirect_dir", "on");
+	if (plan_is(plan, "form", "trusted"))
+		set_option(fs_fd, "redirect_dir", stack->upper ? "on" : "follow");
 	else
 		set_option(fs_fd, "userxattr", NULL);
 	if (syscall(SYS_fsconfig, fs_fd, FSCONFIG_CMD_CREATE, NULL, NULL, 0) < 0)
 		die_with_log(fs_fd, "mounting");
-	mount_fd = wf_fsmount(fs_fd, FSMOUNT_CLOEXEC, MOUNT_ATTR_NODEV);
+	mount_fd = wf_fsmount(fs_fd, FSMOUNT_CLOEXEC, attributes);
 	if (mount_fd < 0)
 		die("overlay: fsmount");
 	close(fs_fd);
@@ -108,7 +119,7 @@ static int mount_new_way(const struct plan *plan)
 
 /* Lower directories get short relative names, so that many fit in one page of
  * options: links "0", "1", ... in scratch/lower. */
-static void link_layers(const struct plan *plan, const char *scratch)
+static void link_layers(const struct stack *stack, const char *scratch)
 {
 	if (chdir(scratch) < 0)
 		die("overlay: chdir %s", scratch);
@@ -116,45 +127,59 @@ static void link_layers(const struct plan *plan, const char *scratch)
 		die("overlay: mkdir %s/lower", scratch);
 	if (chdir("lower") < 0)
 		die("overlay: chdir %s/lower", scratch);
-	for (size_t i = 0; i < plan->n_layers; i++) {
-		char name[16];
+	for (size_t i = 0; i < stack->count; i++) {
+		char name[24];
 
 		snprintf(name, sizeof(name), "%zu", i);
 		if (unlink(name) < 0 && errno != ENOENT)
 			die("overlay: unlink %s/lower/%s", scratch, name);
-		if (symlink(plan->layers[i], name) < 0)
+		if (symlink(stack->layers[i], name) < 0)
 			die("overlay: symlink %s/lower/%s", scratch, name);
 	}
 }
 
-static int mount_legacy_way(const struct plan *plan)
+/* Appends to the options; dies where they would take more than a page. */
+static size_t append(char *options, size_t used, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+
+static size_t append(char *options, size_t used, const char *format, ...)
+{
+	va_list args;
+	int written;
+
+	va_start(args, format);
+	written = vsnprintf(options + used, OPTIONS_MAX - used, format, args);
+	va_end(args);
+	if (written < 0 || (size_t)written >= OPTIONS_MAX - used) {
+		errno = E2BIG;
+		die("overlay: layers and directories do not fit in one page of "
+		    "mount options");
+	}
+	return used + (size_t)written;
+}
+
+static int mount_legacy_way(const struct plan *plan, const struct stack *stack)
 {
 	const char *scratch = plan_get(plan, "scratch", "");
+	int trusted = plan_is(plan, "form", "trusted");
+	unsigned long flags = MS_NODEV;
 	char options[OPTIONS_MAX];
 	size_t used = 0;
 	int mount_fd;
 
-	link_layers(plan, scratch);
-	for (size_t i = 0; i < plan->n_layers; i++) {
-		if (used > sizeof(options) - 32) {
-			errno = E2BIG;
-			die("overlay: %zu layers do not fit in one page of "
-			    "mount options", plan->n_layers);
-		}
-		used += (size_t)snprintf(options + used, sizeof(options) - used,
-					 "%s%zu", i ? ":" : "lowerdir=", i);
-	}
-	used += (size_t)snprintf(
-		options + used, sizeof(options) - used,
-		",upperdir=%s,workdir=%s,index=off,metacopy=off,volatile,%s",
-		plan_get(plan, "upper", ""), plan_get(plan, "work", ""),
-		plan_is(plan, "form", "trusted") ? "redirect_dir=on" :
-						   "userxattr");
-	if (used >= sizeof(options)) {
-		errno = E2BIG;
-		die("overlay: the mount options take more than one page");
-	}
-	if (mount("overlay", scratch, "overlay", MS_NODEV, options) < 0)
+	link_layers(stack, scratch);
+	for (size_t i = 0; i < stack->count; i++)
+		used = append(options, used, "%s%zu", i ? ":" : "lowerdir=", i);
+	if (stack->upper)
+		used = append(options, used, ",upperdir=%s,workdir=%s,volatile",
+			      stack->upper, stack->work);
+	else
+		flags |= MS_RDONLY | MS_NOSUID;
+	append(options, used, ",index=off,metacopy=off,%s",
+	       !trusted	      ? "userxattr" :
+	       stack->upper ? "redirect_dir=on" :
+				"redirect_dir=follow");
+	if (mount("overlay", scratch, "overlay", flags, options) < 0)
 		die("overlay: mount(2) on %s", scratch);
 	mount_fd = wf_open_tree(AT_FDCWD, scratch,
 				OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
@@ -165,12 +190,33 @@ static int mount_legacy_way(const struct plan *plan)
 	return mount_fd;
 }
 
-int overlay_mount(const struct plan *plan)
+static int mount_stack(const struct plan *plan, const struct stack *stack)
 {
-	if (plan->n_layers == 0) {
+	if (stack->count == 0) {
 		errno = EINVAL;
 		die("overlay: no layer");
 	}
-	return plan_is(plan, "overlay", "legacy") ? mount_legacy_way(plan) :
-						    mount_new_way(plan);
+	return plan_is(plan, "overlay", "legacy") ?
+		       mount_legacy_way(plan, stack) :
+		       mount_new_way(plan, stack);
+}
+
+int overlay_mount(const struct plan *plan)
+{
+	const struct stack stack = {
+		.layers = plan->layers, .count = plan->n_layers,
+		.upper = plan_get(plan, "upper", ""),
+		.work = plan_get(plan, "work", ""),
+	};
+
+	return mount_stack(plan, &stack);
+}
+
+int overlay_show(const struct plan *plan, const struct plan_mount *mount)
+{
+	const struct stack stack = {
+		.layers = plan->shown + mount->first, .count = mount->count,
+	};
+
+	return mount_stack(plan, &stack);
 }

@@ -21,5 +21,8 @@ int wf_open_beneath(int dir, const char *path);
  * descriptor. The legacy way needs a private mount namespace of the caller's
  * and the plan's "scratch" directory. Dies with a report. */
 int overlay_mount(const struct plan *plan);
+/* The same without an upper, read-only, over the layers of a mount, of which
+ * the kernel wants two at least. */
+int overlay_show(const struct plan *plan, const struct plan_mount *mount);
 
 #endif

@@ -70,6 +70,30 @@ static void read_exactly(void *into, size_t size)
 	}
 }
 
+static void add_mount(struct plan *plan, const char *value)
+{
+	if (plan->n_mounts == PLAN_MAX_MOUNTS) {
+		errno = E2BIG;
+		die("more than %d mounts", PLAN_MAX_MOUNTS);
+	}
+	plan->mounts[plan->n_mounts++] =
+		(struct plan_mount){ .value = value, .first = plan->n_shown };
+}
+
+static void add_shown(struct plan *plan, const char *layer)
+{
+	if (plan->n_mounts == 0) {
+		errno = EINVAL;
+		die("shown before any mount");
+	}
+	if (plan->n_shown == PLAN_MAX_SHOWN) {
+		errno = E2BIG;
+		die("more than %d layers in mounts", PLAN_MAX_SHOWN);
+	}
+	plan->shown[plan->n_shown++] = layer;
+	plan->mounts[plan->n_mounts - 1].count++;
+}
+
 static void add_item(struct plan *plan, char *entry)
 {
 	char *equals = strchr(entry, '=');
@@ -85,6 +109,14 @@ static void add_item(struct plan *plan, char *entry)
 			die("more than %d layers", PLAN_MAX_LAYERS);
 		}
 		plan->layers[plan->n_layers++] = equals + 1;
+		return;
+	}
+	if (strcmp(entry, "mount") == 0) {
+		add_mount(plan, equals + 1);
+		return;
+	}
+	if (strcmp(entry, "shown") == 0) {
+		add_shown(plan, equals + 1);
 		return;
 	}
 	if (plan->n_items == PLAN_MAX_ITEMS) {

@@ -11,9 +11,17 @@
 #define PLAN_MAX (4u << 20)  /* bytes */
 #define PLAN_MAX_LAYERS 500  /* the kernel's limit on lower directories */
 #define PLAN_MAX_ITEMS 256   /* binds, identity files, knobs */
+#define PLAN_MAX_MOUNTS 16   /* directories of snapshots */
+#define PLAN_MAX_SHOWN 1000  /* layers of all of them together */
 
 struct plan_item {
 	const char *key, *value;
+};
+
+/* mount=TARGET\tPATH, then shown= for each of its layers, top first. */
+struct plan_mount {
+	const char *value;
+	size_t first, count; /* of the plan's `shown` */
 };
 
 struct plan {
@@ -22,6 +30,10 @@ struct plan {
 	size_t n_items;
 	const char *layers[PLAN_MAX_LAYERS];
 	size_t n_layers;
+	struct plan_mount mounts[PLAN_MAX_MOUNTS];
+	size_t n_mounts;
+	const char *shown[PLAN_MAX_SHOWN];
+	size_t n_shown;
 };
 
 /* Reads one plan from PLAN_FD; dies with a report when it is malformed. */

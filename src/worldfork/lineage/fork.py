@@ -11,6 +11,7 @@ from dataclasses import replace
 from worldfork.core.errors import ConfigError, WorldforkError
 from worldfork.lineage.identity import choose_seeds
 from worldfork.lineage.live import Live
+from worldfork.lineage.mounts import learn_mounts
 from worldfork.lineage.place import Place
 from worldfork.lineage.stacks import on_mountable
 from worldfork.lineage.starting import (
@@ -80,6 +81,7 @@ async def fork_snapshot(
     async def get_one_ready(found: SnapshotRecord) -> tuple[Ready, Begun | None]:
         return await begin_one(place, found, options.network, get_ready)
 
+    await learn_mounts(place, options.mounts)
     since_s = place.clock.monotonic_s()
     # One alone is begun while it is prepared; of many, the start of one overlaps with those of others anyway.
     ready, begun = await on_mountable(place, record, get_many_ready if n > 1 else get_one_ready)

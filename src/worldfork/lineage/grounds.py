@@ -9,8 +9,9 @@ from pathlib import Path
 from worldfork.core.errors import FormatUnsupported, LaunchFailed, NotFound
 from worldfork.core.ids import new_id
 from worldfork.lineage.checkpoint import checkpoint
+from worldfork.lineage.fitting import check_ids
 from worldfork.lineage.place import Place
-from worldfork.lineage.starting import StartOptions, check_ids, start
+from worldfork.lineage.starting import StartOptions, start
 from worldfork.records.sandbox import Base
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.bases import VENV, host_python, parse_base, write_ground

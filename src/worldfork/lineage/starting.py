@@ -14,30 +14,26 @@ from pathlib import Path
 from worldfork.content.marks import data_xattrs
 from worldfork.core import mapped
 from worldfork.core.errors import (
-    ConfigError,
-    DriverUnavailable,
-    FormatUnsupported,
     LaunchFailed,
     NotFound,
     WorldforkError,
 )
-from worldfork.core.idmap import covers
 from worldfork.core.ids import new_id
+from worldfork.lineage.fitting import check_apart, check_base, check_form, check_ids
 from worldfork.lineage.identity import hostname, identity_files
 from worldfork.lineage.live import Live
+from worldfork.lineage.mounts import POINTS, find_mounts, learn_mounts, make_points, trees_of
 from worldfork.lineage.place import Place
 from worldfork.lineage.stacks import on_mountable
 from worldfork.lineage.upper import make_directory
 from worldfork.records.origin import Mount
-from worldfork.records.sandbox import Base, Limits, SandboxFacts
+from worldfork.records.sandbox import Limits, SandboxFacts
 from worldfork.records.snapshot import SnapshotRecord
-from worldfork.sandbox.bases import host_base
 from worldfork.sandbox.driver import Begun, Ground, StartPlan
 from worldfork.sandbox.network import HOST_SETTINGS, HostNetwork, host_network
 from worldfork.sandbox.remedies import explain
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
-from worldfork.store.home import Home
 from worldfork.store.leases import GRACE_S
 from worldfork.store.store import Holder
 
@@ -63,67 +59,6 @@ class StartOptions:
     """What is shown read-only; never inherited."""
 
 
-def check_base(record: SnapshotRecord, allow_changed: bool) -> Base:
-    """Return the base to restore on.
-
-    Raises:
-        FormatUnsupported: the machine's userland is not what the snapshot was taken on.
-        ConfigError: the base's directory is gone.
-    """
-    base = Base.from_json(record.base)
-    if base.kind == "dir" and not os.path.isdir(base.path):
-        raise ConfigError(f"the base {base.path} of {record.snapshot_id} is gone", remedy="put it back, or build anew")
-    if base.kind != "host":
-        return base
-    present = host_base()
-    if present.fingerprint != base.fingerprint and not allow_changed:
-        raise FormatUnsupported(
-            f"this machine's userland changed since {record.snapshot_id} was taken",
-            remedy="build the world again, or restore with allow_changed_base=True",
-            expected=base.fingerprint,
-            actual=present.fingerprint,
-        )
-    # A base that came from elsewhere has its fingerprint, and nothing of what is mounted here.
-    return present if present.fingerprint != base.fingerprint or not base.binds else base
-
-
-def check_ids(record: SnapshotRecord, present: str) -> None:
-    """Refuse a snapshot whose files would belong to nobody.
-
-    Args:
-        record: the snapshot.
-        present: the map of the sandboxes that would stand on it.
-    Raises:
-        FormatUnsupported: it was taken in a sandbox with a range of ids that is not the present one.
-    """
-    stored = record.facts.get("ids", "")
-    if not covers(present, stored):
-        raise FormatUnsupported(
-            f"{record.snapshot_id} was taken with a range of user ids, and "
-            + ("this user has another one now" if present else "sandboxes have none here: its files would be nobody's"),
-            remedy="set WORLDFORK_ID_RANGE=auto, and give this user the same range in /etc/subuid and /etc/subgid; "
-            "`worldfork doctor` says what is missing",
-            expected=stored,
-            actual=present,
-        )
-
-
-def check_apart(home: Home, base: Base) -> None:
-    """Refuse a base that would show the store, and with it all other sandboxes and their sockets, inside.
-
-    Raises:
-        ConfigError: the home or its scratch directory lies below what the base shows.
-    """
-    shown = [source for source, _ in base.binds] + ([base.path] if base.path else [])
-    for own in {home.root, home.scratch}:
-        for path in shown:
-            if own.is_relative_to(path):
-                raise ConfigError(
-                    f"{own} lies in {path}, which the base {base.kind!r} shows inside a sandbox",
-                    remedy="set WORLDFORK_HOME and WORLDFORK_SCRATCH to directories elsewhere",
-                )
-
-
 def make_facts(
     place: Place, record: SnapshotRecord, options: StartOptions, *, index: int = 0, seed: int = 0
 ) -> SandboxFacts:
@@ -134,12 +69,7 @@ def make_facts(
         FormatUnsupported: or they hold files of other ids, or it was taken on another userland.
         ConfigError: its base is gone, or would show the store inside.
     """
-    if record.form != place.driver.form:
-        raise DriverUnavailable(
-            f"{record.snapshot_id} was taken as {_who(record.form)}, and this process starts sandboxes as "
-            f"{_who(place.driver.form)}: deleted files would come back",
-            remedy=f"restore it as {_who(record.form)}, or build the world again",
-        )
+    check_form(record, place.driver.form)
     check_ids(record, place.driver.ids)
     sandbox_id = new_id("sb")
     stored = record.facts
@@ -167,12 +97,16 @@ def make_facts(
         fork_index=index,
         seed=seed,
         owner_id=place.store.owner_id,
+        mounts=find_mounts(place, options.mounts),
     )
 
 
 def holder_of(facts: SandboxFacts) -> Holder:
     """Return the lease that a sandbox has on its snapshot and layers."""
     layers = (facts.moving, *facts.layers, *facts.next_layers) if facts.moving else facts.layers
+    if facts.mounts:
+        shown = (layer for mount in facts.mounts for layer in mount.layers)
+        layers = tuple(dict.fromkeys((*layers, *shown)))
     return Holder(holder_id=facts.sandbox_id, snapshot_id=facts.snapshot_id, layers=layers, facts=facts.to_json())
 
 
@@ -181,6 +115,9 @@ def ground_of(place: Place, facts: SandboxFacts) -> Ground:
     layers = [str(place.store.layer_path(layer)) for layer in facts.layers]
     if facts.base.path:
         layers.append(facts.base.path)
+    if facts.mounts:
+        # The places to mount on, below all else, so that none is ever made on the disk of the sandbox.
+        layers.append(f"{facts.run}/{POINTS}")
     return Ground(
         layers=tuple(layers),
         upper=f"{facts.run}/upper.{facts.generation}",
@@ -255,6 +192,8 @@ def _make_directories(place: Place, facts: SandboxFacts) -> None:
     os.mkdir(facts.run, 0o700)
     if place.driver.overlay == "legacy":
         os.mkdir(Path(facts.run) / "scratch", 0o700)
+    if facts.mounts:
+        make_points(facts)
     make_upper(ground_of(place, facts), facts.form, facts.ids)
 
 
@@ -341,6 +280,7 @@ async def start(place: Place, record: SnapshotRecord, options: StartOptions, *, 
         prepare(place, [facts])
         return [facts], network
 
+    await learn_mounts(place, options.mounts)
     since_s = place.clock.monotonic_s()
     ready, begun = await on_mountable(place, record, lambda found: begin_one(place, found, options.network, get_ready))
     [facts], network = ready
@@ -363,9 +303,6 @@ def _plan(place: Place, facts: SandboxFacts, network: HostNetwork | None) -> Sta
         hostname=hostname(facts),
         identity=identity_files(facts, network.resolv_conf if network else _NO_NETWORK),
         binds=tuple(network.binds) if network else (),
+        shown=trees_of(place, facts),
         shm_bytes=(facts.limits.memory_mb << 20) // 2 if facts.limits.memory_mb else _SHM_DEFAULT_BYTES,
     )
-
-
-def _who(form: str) -> str:
-    return "root" if form == "trusted" else "an ordinary user"

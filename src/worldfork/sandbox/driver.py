@@ -37,6 +37,18 @@ class Ground:
 
 
 @dataclass(frozen=True)
+class ShownTree:
+    """One directory that a sandbox shows read-only."""
+
+    target: str
+    """Absolute path inside."""
+    path: str
+    """The directory: of this machine, or within the layers."""
+    layers: tuple[str, ...] = ()
+    """Directories on the host, top first; at least two where there are any."""
+
+
+@dataclass(frozen=True)
 class StartPlan:
     """Everything that a driver needs to start one sandbox."""
 
@@ -49,6 +61,7 @@ class StartPlan:
     """(path inside, content): mounted from the sandbox's own tmpfs."""
     binds: tuple[tuple[str, str], ...] = ()
     """(host path, path inside), read-only, besides those of the base."""
+    shown: tuple[ShownTree, ...] = ()
     shm_bytes: int = 64 << 20
 
 

@@ -21,7 +21,7 @@ from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox import wire
 from worldfork.sandbox.cgroups import CgroupLayout, detect_layout
 from worldfork.sandbox.connection import Connection
-from worldfork.sandbox.driver import Begun, Capabilities, Ground, Started, StartPlan
+from worldfork.sandbox.driver import Begun, Capabilities, Ground, ShownTree, Started, StartPlan
 from worldfork.sandbox.program import encode_plan, spawn
 from worldfork.sandbox.remedies import explain
 from worldfork.sandbox.spare import Spare
@@ -196,6 +196,8 @@ class NamespaceDriver:
             yield "lifetime_ms", str(int(facts.timeout_s * 1000))
         for source, target in (*facts.base.binds, *plan.binds):
             yield "bind", f"{source}\t{target}"
+        for tree in plan.shown:
+            yield from _shown_items(tree)
         for path, content in plan.identity:
             yield "idfile", f"{path}\t{content}"
         yield from self.layout.items(facts.sandbox_id, facts.limits)
@@ -209,6 +211,15 @@ class NamespaceDriver:
             yield "layer", layer
         yield "upper", ground.upper
         yield "work", ground.work
+
+
+def _shown_items(tree: ShownTree) -> Iterator[tuple[str, str]]:
+    if not tree.layers:
+        yield "bind", f"{tree.path}\t{tree.target}"
+        return
+    yield "mount", f"{tree.target}\t{tree.path}"
+    for layer in tree.layers:
+        yield "shown", layer
 
 
 async def _reroot(

@@ -10,9 +10,9 @@ from typing import Any
 from worldfork.core.errors import ConfigError, FormatUnsupported, NotFound
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.door import through
+from worldfork.lineage.fitting import check_base, check_ids
 from worldfork.lineage.place import Place, place
 from worldfork.lineage.snapshots import SnapshotInfo, snapshot_info, wait_durable
-from worldfork.lineage.starting import check_base, check_ids
 from worldfork.lineage.synchronous import Sandbox
 
 
