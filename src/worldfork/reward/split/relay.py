@@ -8,6 +8,7 @@ import json
 import math
 import resource
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from worldfork.core.clock import Clock
@@ -125,11 +126,11 @@ class Candidate:
             self._left_cpu_s -= result.cpu_s
             self.killed_for_memory |= result.reason is Reason.OOM_KILLED
 
-    async def use(self) -> tuple[float, float]:
-        """Return the seconds that its process used a CPU, and that it waited for one; zeros where there is none."""
+    async def use(self) -> Use:
+        """Return how its process has used the CPU; zeros where there is none."""
         if self._stream is None:
-            return 0.0, 0.0
-        return await process_use(self._sandbox, self._stream.process.pid)
+            return Use()
+        return await sandbox_use(self._sandbox, self._stream.process.pid)
 
 
 class Relay:
@@ -141,7 +142,7 @@ class Relay:
         self._test_cpu_s = test_cpu_s
         self._clock = clock
         self._began_s = clock.monotonic_s()
-        self._before: tuple[float, float] | None = None
+        self._before: Use | None = None
         self._next_look_s = math.inf
         self.lines: list[bytes] = []
         self._lines_bytes = 0
@@ -221,30 +222,66 @@ class Relay:
         now_s = self._clock.monotonic_s()
         if self._test_cpu_s is None or now_s < self._next_look_s:
             return ""
-        use = await self._candidate.use()
-        if self._before is None or use[0] < self._before[0]:
+        try:
+            use = await self._candidate.use()
+        except (SandboxDied, OutOfSpace):
+            # What waits for the answer meets that too.
+            return ""
+        if self._before is None or use.cpu_s < self._before.cpu_s:
             self._before = use
-        cpu_s, waited_s = use[0] - self._before[0], use[1] - self._before[1]
+        cpu_s = use.cpu_s - self._before.cpu_s
         wall_s = now_s - self._began_s
         self._next_look_s = now_s + min(_LATER_LOOKS_S, max(_FIRST_LOOK_S, self._test_cpu_s - cpu_s))
         if cpu_s >= self._test_cpu_s:
             return f"the candidate used more than {self._test_cpu_s:g} s of CPU time"
         if wall_s >= WALL_FACTOR * self._test_cpu_s:
-            self.starved |= waited_s >= _STARVED_SHARE * wall_s
+            self.starved |= use.is_starved(self._before, wall_s)
             return f"the candidate did not answer within {wall_s:.0f} s"
         return ""
 
 
-async def process_use(sandbox: AsyncSandbox, pid: int) -> tuple[float, float]:
-    """Return the seconds that a process used a CPU, its children that it waited for too, and that it waited for one."""
-    try:
-        stat = await sandbox.read_file(f"/proc/{pid}/stat", max_bytes=4096)
+@dataclass(frozen=True)
+class Use:
+    """How a process and its sandbox have used the CPU so far."""
+
+    cpu_s: float = 0.0
+    """Of the process, and of its children that it waited for."""
+    waited_s: float = 0.0
+    """How long the process was ready to run and had no CPU."""
+    all_cpu_s: float = 0.0
+    """Of everything in its sandbox."""
+    crowded: bool = False
+    """Whether other processes in the sandbox want a CPU."""
+
+    def is_starved(self, before: Use, wall_s: float) -> bool:
+        """Whether the process had no CPU for the most part of `wall_s`, and its own sandbox took none from it."""
+        waited_s, all_cpu_s = self.waited_s - before.waited_s, self.all_cpu_s - before.all_cpu_s
+        return waited_s >= _STARVED_SHARE * wall_s > all_cpu_s and not self.crowded
+
+
+async def sandbox_use(sandbox: AsyncSandbox, pid: int) -> Use:
+    """Ask a sandbox's kernel how the CPU was used.
+
+    Raises:
+        SandboxDied: it is gone.
+    """
+    found: dict[int, list[bytes]] = {}
+    for entry in (await sandbox.list_directory("/proc")).entries:
+        if entry.name.isdigit():
+            with contextlib.suppress(PathError):
+                stat = await sandbox.read_file(f"/proc/{entry.name}/stat", max_bytes=4096)
+                found[int(entry.name)] = stat.rpartition(b")")[2].split()
+    waits = b""
+    with contextlib.suppress(PathError):
         # The kernel's sched-stats: on a CPU, ready without one, turns.
         waits = await sandbox.read_file(f"/proc/{pid}/schedstat", max_bytes=4096)
-        fields = stat.rpartition(b")")[2].split()
-        return sum(map(int, fields[11:15])) / _TICKS_PER_S, int(waits.split()[1]) / 1e9
-    except (PathError, ValueError, IndexError):
-        return 0.0, 0.0
+    used_s = {each: sum(map(int, fields[11:15])) / _TICKS_PER_S for each, fields in found.items()}
+    return Use(
+        cpu_s=used_s.get(pid, 0.0),
+        waited_s=int(waits.split()[1]) / 1e9 if waits else 0.0,
+        all_cpu_s=sum(used_s.values()),
+        crowded=any(fields[0] == b"R" for each, fields in found.items() if each not in (1, pid)),
+    )
 
 
 def read_shapes(lines: list[bytes]) -> tuple[dict[str, list[str]], list[str]]:

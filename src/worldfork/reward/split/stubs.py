@@ -234,7 +234,7 @@ class Runtime:
                 self._callbacks.append(value)
         elif name := _library_name(value):
             encoder.fixed(b"y", name, depth)
-        elif hasattr(kind, "__next__"):
+        elif hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"):
             found = [each for each, _ in zip(value, range(_MAX_ITERATED), strict=False)]
             encoder.elements(b"I", found, depth)
         else:

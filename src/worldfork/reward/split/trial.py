@@ -21,7 +21,7 @@ from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.report import Report, read_report
 from worldfork.reward.split.frames import VALUE_MODULES, FrameStream, program_argument, program_input
 from worldfork.reward.split.plan import plan_text
-from worldfork.reward.split.relay import WALL_FACTOR, Candidate, Relay, process_use, read_shapes
+from worldfork.reward.split.relay import WALL_FACTOR, Candidate, Relay, Use, read_shapes, sandbox_use
 from worldfork.reward.split.values import Malformed
 from worldfork.reward.trial import _ENV, Trial, _fixed_args, _test_limits
 from worldfork.sandbox.command import Reason
@@ -33,7 +33,6 @@ MAX_TESTS_FRAME_BYTES = 64 << 20
 _GRACE_S = 5.0
 _MARGIN_S = 5.0
 """Between the relay's wall limit of a test and the tests' own: the relay knows whether the candidate had a CPU."""
-_STARVED_SHARE = 0.5
 _HOST_CAUSES = {DeathCause.HOST_MEMORY: FailureKind.MEMORY, DeathCause.HOST_DISK: FailureKind.SPACE}
 
 
@@ -119,7 +118,7 @@ class _Run:
     async def serve(self, plan: Mapping[str, Any], shapes: Mapping[str, Sequence[str]] | None) -> SplitTrial:
         """Serve the tests until they end."""
         late = asyncio.create_task(
-            _waited_share(self._tests, self._process.pid, self._candidate, self._wall_s, self._clock)
+            _look_late(self._tests, self._process.pid, self._candidate, self._wall_s, self._clock)
         )
         began_s = self._clock.monotonic_s()
         cpu_s = 0.0
@@ -139,7 +138,7 @@ class _Run:
             late.cancel()
         if end == Reason.OOM_KILLED.value:
             await check_host(self._tests)
-        starved = self._relay.starved or (end == Reason.TIMED_OUT.value and _share(late) >= _STARVED_SHARE)
+        starved = self._relay.starved or (end == Reason.TIMED_OUT.value and _found_starved(late))
         return self._trial(end, cpu_s, self._clock.monotonic_s() - began_s, starved)
 
     def _trial(self, end: str, cpu_s: float, wall_s: float, starved: bool) -> SplitTrial:
@@ -206,17 +205,17 @@ def _pytest_arguments(task: Task) -> tuple[list[str], float | None]:
     return [*_fixed_args(task), *args], test_cpu_s
 
 
-def _share(late: asyncio.Task[float]) -> float:
-    return 0.0 if not late.done() or late.cancelled() or late.exception() else late.result()
-
-
-async def _waited_share(tests: AsyncSandbox, pid: int, candidate: Candidate, wall_s: float, clock: Clock) -> float:
-    """Sleep until the wall limit; return the larger share of it in which one side waited for a CPU."""
+async def _look_late(tests: AsyncSandbox, pid: int, candidate: Candidate, wall_s: float, clock: Clock) -> bool:
+    """Sleep until the wall limit; return whether one of the sides had no CPU for the most part of it."""
     await clock.sleep_s(wall_s)
-    waited_s = 0.0
     with contextlib.suppress(SandboxError):
-        waited_s = max((await process_use(tests, pid))[1], (await candidate.use())[1])
-    return waited_s / wall_s
+        sides = [await sandbox_use(tests, pid), await candidate.use()]
+        return any(side.is_starved(Use(), wall_s) for side in sides)
+    return False
+
+
+def _found_starved(late: asyncio.Task[bool]) -> bool:
+    return late.done() and not late.cancelled() and late.exception() is None and late.result()
 
 
 def _program(plan: Mapping[str, Any]) -> bytes:
