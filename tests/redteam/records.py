@@ -109,7 +109,7 @@ class Attack:
     """The same wrong code without the attack; None for `tasks.WRONG`."""
     said: Mapping[str, Claim] = field(default_factory=dict)
     """Claims that differ from those of its way."""
-    command_s: float = 10.0
+    command_s: float = 6.0
     """Wall time of each command."""
 
     def claim(self, verifier: str) -> Claim:

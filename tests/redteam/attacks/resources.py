@@ -175,7 +175,7 @@ MACHINE = (
         "namespaces",
         52,
         "new namespaces, a changed root, the machine's switches",
-        "unshare -Urm true; echo b > /proc/sysrq-trigger; echo 1 > /proc/sys/kernel/panic; "
+        "unshare -Urm true; echo h > /proc/sysrq-trigger; echo 1 > /proc/sys/kernel/panic; "
         "for f in /sys/fs/cgroup/*/release_agent /sys/fs/cgroup/*/*.max; do echo 1 > $f; done; "
         "mkdir -p /tmp/r && mount --bind / /tmp/r && pivot_root /tmp/r /tmp/r",
         own=True,

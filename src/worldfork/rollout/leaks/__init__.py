@@ -1,0 +1,1 @@
+"""Looking for the answer in a world before policies do."""
