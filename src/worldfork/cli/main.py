@@ -16,6 +16,7 @@ from worldfork.cli import (
     export_episodes,
     keeping,
     lineage,
+    report,
     rollouts,
     sandboxes,
     snapshots,
@@ -73,6 +74,7 @@ app.command("import")(exchange.import_)
 app.command()(exchange.push)
 app.command()(exchange.pull)
 app.command()(rollouts.rollout)
+app.command()(report.report)
 app.command()(export_episodes.export_episodes)
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     upkeep.bench
