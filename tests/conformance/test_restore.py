@@ -176,11 +176,11 @@ def test_a_changed_base_is_refused_unless_allowed(
 ) -> None:
     from dataclasses import replace
 
-    from worldfork.lineage import starting
+    from worldfork.lineage import fitting
 
     snapshot = box.checkpoint()
-    now = replace(starting.host_base(), fingerprint="another userland")
-    monkeypatch.setattr(starting, "host_base", lambda: now)
+    now = replace(fitting.host_base(), fingerprint="another userland")
+    monkeypatch.setattr(fitting, "host_base", lambda: now)
     with pytest.raises(FormatUnsupported) as refused:
         sandboxes.restore(snapshot)
     assert "allow_changed_base" in refused.value.remedy
