@@ -17,6 +17,8 @@ def _read(size: int) -> bytes:
 
 def main() -> None:
     """Read the texts of modules, the last of which is run: a count, then name and text, each by its length."""
+    # Nothing of the working directory is imported by chance.
+    sys.path[:] = [each for each in sys.path if each not in ("", ".")]
     count = int.from_bytes(_read(4), "little")
     parts = [_read(int.from_bytes(_read(4), "little")) for _ in range(2 * count)]
     before = set(sys.modules)

@@ -16,6 +16,7 @@ from worldfork.core.errors import ConfigError
 from worldfork.core.ids import content_id
 from worldfork.records.globs import is_editable
 from worldfork.records.task import Task
+from worldfork.reward.commanded import pytest_arguments
 from worldfork.reward.split.plan import module_plan
 from worldfork.reward.verifier import Start
 
@@ -100,7 +101,7 @@ def reference_plan(task: Task, start: Start) -> dict[str, Any]:
     Raises:
         ConfigError: this task's tests cannot be split; the message says why.
     """
-    if task.test_command or task.reader != "pytest":
+    if pytest_arguments(task) is None:
         raise ConfigError("its tests are not run by pytest under the verifier's own eyes", field="test_command")
     if task.rebuild:
         raise ConfigError("it is rebuilt after a change, so its modules are not read from their texts", field="rebuild")

@@ -14,6 +14,7 @@ from typing import Any
 from worldfork.core.clock import Clock
 from worldfork.core.errors import OutOfSpace, PathError, SandboxDied, SandboxError
 from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.reward.arguments import WALL_FACTOR
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.split.frames import VALUE_MODULES, Frame, FrameStream, new_token, program_argument, program_input
 from worldfork.reward.split.values import FROM_TESTS_ONLY, Malformed, scan
@@ -24,8 +25,6 @@ MAX_CANDIDATE_BYTES = 64 << 20
 MAX_CANDIDATE_FRAMES = 200_000
 MAX_STARTS = 500
 """Processes of a candidate in one grading: each that ends is followed by another, so that other tests go on."""
-WALL_FACTOR = 4
-"""A test's limit counts the candidate's CPU seconds; its wall time may be this many times as long."""
 MAX_REPORT_BYTES = 16 << 20
 
 _FIRST_LOOK_S = 0.25
@@ -100,7 +99,7 @@ class Candidate:
         self._starts += 1
         cpu_s = math.ceil(self._left_cpu_s)
         process = await self._sandbox.stream(
-            ["python", "-P", "-B", "-s", "-c", program_argument()],
+            ["python", "-B", "-s", "-c", program_argument()],
             env=self._env,
             working_dir=TASK_DIRECTORY,
             stdin=True,

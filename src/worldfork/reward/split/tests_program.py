@@ -47,13 +47,16 @@ def main() -> NoReturn:
     os.dup2(2, 1)
     import pytest
 
+    os.chdir(sys.argv[2])
     stream = Stream(source, sink)
     stubs.RUNTIME.open(stream, json.loads(PLAN), pytest.fail.Exception)
     sys.modules["_worldfork_split"] = stubs.RUNTIME  # type: ignore[assignment]
     reporter = SplitReporter(-1, float(sys.argv[1]))
     reporter.stream = stream
+    reporter.paths = [each for each in sys.argv[3].split(os.pathsep) if each]
+    pytest.hookimpl(hookwrapper=True, tryfirst=True)(Reporter.pytest_load_initial_conftests)
     reporter.say(ready=1, python=sys.version.split()[0], pytest=pytest.__version__)
-    code = pytest.main(sys.argv[2:], plugins=[reporter])
+    code = pytest.main(sys.argv[4:], plugins=[reporter])
     seen = {place: sorted(names) for place, names in stubs.RUNTIME.seen.items()}
     reporter.say(finished=int(code), shapes=seen, notes=stubs.RUNTIME.notes)
     sys.stderr.flush()

@@ -6,24 +6,27 @@ import asyncio
 import contextlib
 import json
 import math
+import posixpath
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from worldfork.core.clock import Clock
 from worldfork.core.errors import OutOfSpace, SandboxDied, SandboxError, VerifierError
 from worldfork.lineage.asynchronous import AsyncSandbox
-from worldfork.records.death import DeathCause
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
+from worldfork.reward.arguments import TEST_ENV, WALL_FACTOR, find_configuration, fixed_args, test_limits
+from worldfork.reward.blame import check_host
+from worldfork.reward.commanded import pytest_arguments
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.report import Report, read_report
 from worldfork.reward.split.frames import VALUE_MODULES, FrameStream, program_argument, program_input
 from worldfork.reward.split.plan import plan_text
-from worldfork.reward.split.relay import WALL_FACTOR, Candidate, Relay, Use, read_shapes, sandbox_use
+from worldfork.reward.split.relay import Candidate, Relay, Use, read_shapes, sandbox_use
 from worldfork.reward.split.values import Malformed
-from worldfork.reward.trial import _ENV, Trial, _fixed_args, _test_limits
+from worldfork.reward.trial import Trial
 from worldfork.sandbox.command import Reason
 from worldfork.sandbox.process import Process
 
@@ -33,7 +36,6 @@ MAX_TESTS_FRAME_BYTES = 64 << 20
 _GRACE_S = 5.0
 _MARGIN_S = 5.0
 """Between the relay's wall limit of a test and the tests' own: the relay knows whether the candidate had a CPU."""
-_HOST_CAUSES = {DeathCause.HOST_MEMORY: FailureKind.MEMORY, DeathCause.HOST_DISK: FailureKind.SPACE}
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ async def run_split(
     task: Task,
     plan: Mapping[str, Any],
     shapes: Mapping[str, Sequence[str]] | None,
+    hidden: Iterable[str],
     clock: Clock,
 ) -> SplitTrial:
     """Run the tests in one sandbox against the candidate in the other; what both need is laid down already.
@@ -72,16 +75,18 @@ async def run_split(
     Args:
         plan: the modules under test, as `module_plan` describes them.
         shapes: where objects of the candidate may stand; None for anywhere, which is for the reference alone.
+        hidden: the paths of the hidden tests.
 
     Raises:
         VerifierError: it could not be judged.
     """
-    args, test_cpu_s = _pytest_arguments(task)
-    other = Candidate(candidate, _ENV, task.limits.grade_cpu_s)
+    args, test_cpu_s = await _arguments(tests, task, hidden)
+    other = Candidate(candidate, {**TEST_ENV, "PYTHONPATH": ":".join(_paths(task))}, task.limits.grade_cpu_s)
     # Its process starts while pytest does.
     began = asyncio.ensure_future(other.begin())
     try:
-        process = await _start_tests(tests, task, [f"{test_cpu_s or 0:g}", *args])
+        where = [TASK_DIRECTORY, ":".join(_paths(task))]
+        process = await _start_tests(tests, task, [f"{test_cpu_s or 0:g}", *where, *args])
         run = _Run(tests, process, other, task, test_cpu_s, clock)
         await began
         trial = await run.serve(plan, shapes)
@@ -163,46 +168,34 @@ class _Run:
         )
 
 
-async def check_host(sandbox: AsyncSandbox) -> None:
-    """Go on only if what ran in a sandbox is to blame for what befell it.
-
-    Raises:
-        VerifierError: the host is.
-    """
-    death = await sandbox.cause_of_death()
-    if death is None:
-        kind = FailureKind.MEMORY if (await sandbox.limit_hits()).host_memory else None
-    else:
-        kind = None if death.own else _HOST_CAUSES.get(death.cause, FailureKind.LOST)
-    if kind is not None:
-        raise VerifierError(
-            f"a sandbox of the grading ended or lost a process: {death.detail if death else 'host memory'}",
-            remedy="run fewer rollouts at once",
-            kind=kind,
-        )
-
-
 async def _start_tests(tests: AsyncSandbox, task: Task, args: list[str]) -> Process:
     cpu_s = math.ceil(task.limits.grade_cpu_s)
     return await tests.stream(
-        ["python", "-P", "-B", "-s", "-c", program_argument(), *args],
-        env=_ENV,
-        working_dir=TASK_DIRECTORY,
+        ["python", "-B", "-s", "-c", program_argument(), *args],
+        # Python reads its path before the reporter runs; it opens the path once pytest is loaded.
+        env={**TEST_ENV, "PYTHONPATH": ""},
+        working_dir="/",
         stdin=True,
         timeout=task.limits.grade_wall_s + _GRACE_S,
         rlimits=((resource.RLIMIT_CPU, cpu_s, cpu_s + 1), (resource.RLIMIT_CORE, 0, 0)),
     )
 
 
-def _pytest_arguments(task: Task) -> tuple[list[str], float | None]:
-    args, test_cpu_s = _test_limits(task.test_args)
+async def _arguments(tests: AsyncSandbox, task: Task, hidden: Iterable[str]) -> tuple[list[str], float | None]:
+    configuration = await find_configuration(tests, task, hidden)
+    args, test_cpu_s = test_limits(pytest_arguments(task) or ())
     if test_cpu_s is not None:
         # pytest's own limit comes after that of the relay.
         args = [
             f"--timeout={WALL_FACTOR * test_cpu_s + _MARGIN_S:g}" if each.startswith("--timeout=") else each
             for each in args
         ]
-    return [*_fixed_args(task), *args], test_cpu_s
+    return [*fixed_args(task, configuration), *args], test_cpu_s
+
+
+def _paths(task: Task) -> list[str]:
+    """Return the directories for the import path, absolute."""
+    return [posixpath.join(TASK_DIRECTORY, each) for each in task.env.get("PYTHONPATH", "").split(":") if each]
 
 
 async def _look_late(tests: AsyncSandbox, pid: int, candidate: Candidate, wall_s: float, clock: Clock) -> bool:

@@ -18,6 +18,7 @@ protocol, the test at hand has failed and the next call is made to a new process
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from worldfork.core.clock import Clock, SystemClock
@@ -27,12 +28,16 @@ from worldfork.records.edits import Edits
 from worldfork.records.episode import FailureKind
 from worldfork.records.globs import is_editable
 from worldfork.records.task import Task
+from worldfork.reward.blame import overload
 from worldfork.reward.calibration import Calibration
+from worldfork.reward.laying import lay_edits, lay_tests
 from worldfork.reward.places import inside_task
+from worldfork.reward.scoring import score_tests
 from worldfork.reward.split.frames import program_digest
 from worldfork.reward.split.plan import stub_files
 from worldfork.reward.split.proof import MAX_WHY_CHARACTERS, Proof, ProofStore, reference_plan
 from worldfork.reward.split.trial import SplitTrial, run_split
+from worldfork.reward.startup import admit
 from worldfork.reward.verifier import FRESH, Case, Grade, Start
 
 
@@ -149,7 +154,9 @@ class SplitVerifier:
         for _ in range(2):
             try:
                 trial, _ = await self._try_out(task, start, start.solution, shapes, 0)
-            except ConfigError as error:
+            except (ConfigError, VerifierError) as error:
+                if isinstance(error, VerifierError) and error.fields.get("kind") is not FailureKind.GRADING:
+                    raise
                 return Proof(False, str(error)[:MAX_WHY_CHARACTERS])
             missing = expected - trial.report.passed
             if missing and trial.is_starved(missing):
@@ -167,24 +174,12 @@ class SplitVerifier:
     ) -> tuple[SplitTrial, str]:
         plan = reference_plan(task, start)
         async with start.fork(index, grading=True) as tests, start.fork(index, grading=True) as candidate:
-            await lay_edits(candidate, edits)
+            admitted, notes = admit(task, edits, start.tests)
+            await lay_edits(candidate, admitted)
             await _lay_stubs(tests, task, start, plan)
             await lay_tests(tests, task, start.tests)
-            return await run_split(tests, candidate, task, plan, shapes, self._clock), tests.sandbox_id
-
-
-async def lay_edits(sandbox: AsyncSandbox, edits: Edits) -> None:
-    """Lay down what a policy left."""
-    for path in edits.removed:
-        await sandbox.delete_file(inside_task(path))
-    for path, file in edits.files.items():
-        await sandbox.write_file(inside_task(path), file.content)
-
-
-async def lay_tests(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes]) -> None:
-    """Lay down the hidden tests."""
-    for path, content in tests.items():
-        await sandbox.write_file(inside_task(path), content)
+            trial = await run_split(tests, candidate, task, plan, shapes, start.tests, self._clock)
+            return replace(trial, notes=(*notes, *trial.notes)), tests.sandbox_id
 
 
 async def _lay_stubs(tests: AsyncSandbox, task: Task, start: Start, plan: Mapping[str, Any]) -> None:
@@ -194,22 +189,3 @@ async def _lay_stubs(tests: AsyncSandbox, task: Task, start: Start, plan: Mappin
             await tests.delete_file(inside_task(path))
     for path, content in stub_files(plan).items():
         await tests.write_file(inside_task(path), content)
-
-
-def overload(task: Task) -> VerifierError:
-    """Return the error of tests whose wall limit struck while the machine had no CPU for them."""
-    return VerifierError(
-        f"a time limit of {task.task_id} struck while the machine had no CPU for its tests",
-        remedy="run fewer rollouts at once",
-        kind=FailureKind.OVERLOAD,
-    )
-
-
-def score_tests(task: Task, calibration: Calibration, passed: frozenset[str]) -> tuple[float, dict[str, float]]:
-    """Return reward and parts of a set of passed tests."""
-    parts = {"fraction": len(passed) / len(calibration.expected)}
-    untouched = frozenset(calibration.untouched)
-    broken = frozenset(calibration.expected) - untouched
-    if broken:
-        parts["fail_to_pass"] = len(passed & broken) / len(broken) if untouched <= passed else 0.0
-    return parts.get(task.score, parts["fraction"]), parts
