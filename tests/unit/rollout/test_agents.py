@@ -14,18 +14,14 @@ from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.trajectory import Step
 from worldfork.rollout.policies import CommandPolicy, MutatePolicy, ReferencePolicy
 from worldfork.rollout.recording import Recorder
+from worldfork.rollout.turn import Turn
 
 SOURCE = "def f(a, b):\n    return a < b\n"
 
 
-class PlayedTurn:
+class PlayedTurn(Turn):
     def __init__(self, index: int = 0, seed: int = 0) -> None:
-        self.index = index
-        self.seed = seed
-        self.recorder = Recorder(ManualClock())
-
-    def note(self, text: str) -> None:
-        self.recorder.note(text)
+        super().__init__(index, seed, Recorder(ManualClock()))
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -79,7 +75,7 @@ def test_mutate_with_nothing_to_change_leaves_a_note() -> None:
 
 def test_reference_takes_a_solution_that_lies_elsewhere() -> None:
     turn = PlayedTurn()
-    turn.solution = Edits({"x.sh": EditedFile(b"#!", executable=True)}, ("a.py",))  # type: ignore[attr-defined]
+    turn.solution = Edits({"x.sh": EditedFile(b"#!", executable=True)}, ("a.py",))
     sandbox = Shelled(files={"/workspace/a.py": b"old"})
     act(ReferencePolicy(), sandbox, turn)
     assert sandbox.files == {"/workspace/x.sh": b"#!"}

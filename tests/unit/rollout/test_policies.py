@@ -9,11 +9,12 @@ from tests.unit.reward.played import PlayedSandbox, a_task
 from worldfork.core.errors import ConfigError
 from worldfork.rollout.demo_task import DEMO_REWARDS, demo_candidates, demo_task
 from worldfork.rollout.policies import CandidatesPolicy, NopPolicy, Policy, ReferencePolicy, policy_named
+from worldfork.rollout.turn import Turn
 
 
 def act(policy: Policy, index: int = 0) -> dict[str, bytes]:
     sandbox = PlayedSandbox()
-    asyncio.run(policy.act(sandbox, a_task(), index))  # type: ignore[arg-type]  # a played sandbox
+    asyncio.run(policy.agent(sandbox, a_task(), Turn(index, index)))  # type: ignore[arg-type]  # a played sandbox
     return sandbox.files
 
 

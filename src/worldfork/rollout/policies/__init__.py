@@ -5,7 +5,8 @@ from worldfork.rollout.policies.command import CommandPolicy
 from worldfork.rollout.policies.ends import NopPolicy, ReferencePolicy
 from worldfork.rollout.policies.mutating import MutatePolicy
 from worldfork.rollout.policies.naming import policy_named
-from worldfork.rollout.policies.policy import Policy, Turn
+from worldfork.rollout.turn import Agent as Policy
+from worldfork.rollout.turn import Turn
 
 __all__ = [
     "CandidatesPolicy",

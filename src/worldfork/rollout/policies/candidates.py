@@ -11,13 +11,13 @@ from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.checked import check_path
 from worldfork.records.task import Task
 from worldfork.reward.places import inside_task
-from worldfork.rollout.policies.policy import TakesTurns, Turn
+from worldfork.rollout.turn import Turn
 
 MAX_CANDIDATE_BYTES = 16 << 20
 """A candidate's file larger than this is a mistake."""
 
 
-class CandidatesPolicy(TakesTurns):
+class CandidatesPolicy:
     """Writes prepared versions of files: candidate `index` for rollout `index`, from the start again at the end.
 
     Args:

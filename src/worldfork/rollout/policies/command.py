@@ -19,8 +19,8 @@ from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.checked import checked_strings, checked_variables
 from worldfork.records.task import Task
 from worldfork.records.trajectory import MAX_OUTPUT_CHARACTERS, Step
-from worldfork.rollout.policies.policy import TakesTurns, Turn
 from worldfork.rollout.recording import MAX_CHARACTERS, readable, spelled
+from worldfork.rollout.turn import Turn
 from worldfork.sandbox.command import OutputBuffer, Reason
 
 PROMPT_INSIDE = "/tmp/worldfork-prompt.md"
@@ -32,7 +32,7 @@ MAX_PROMPT_VARIABLE_BYTES = 100_000
 _CHUNK_BYTES = 64 * 1024
 
 
-class CommandPolicy(TakesTurns):
+class CommandPolicy:
     """Runs an agent program, and its turn is over when that ends.
 
     The program finds its prompt in the file that `WORLDFORK_PROMPT_FILE` names and, if it is not too long, in

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from worldfork.lineage.asynchronous import AsyncSandbox
-from worldfork.records.edits import Edits
 from worldfork.records.task import Task
 from worldfork.reward.places import inside_task
-from worldfork.rollout.policies.policy import TakesTurns, Turn
+from worldfork.rollout.turn import Turn
 
 
-class NopPolicy(TakesTurns):
+class NopPolicy:
     """Does nothing: the lower end of every scale."""
 
     policy_id = "nop"
@@ -18,18 +17,18 @@ class NopPolicy(TakesTurns):
         """Return at once."""
 
 
-class ReferencePolicy(TakesTurns):
+class ReferencePolicy:
     """Writes the task's own solution: the upper end of every scale.
 
-    It needs to be told where a solution lies that is not in the task itself: a turn with a `solution` of `Edits` does.
+    The turn tells it the solution where that is not in the task itself.
     """
 
     policy_id = "reference"
 
     async def agent(self, sandbox: AsyncSandbox, task: Task, turn: Turn) -> None:
         """Lay the solution over the starting state."""
-        edits = getattr(turn, "solution", None)
-        if not isinstance(edits, Edits):
+        edits = turn.solution
+        if edits is None:
             for path, text in task.solution.items():
                 await sandbox.write_file(inside_task(path), text)
             return

@@ -13,14 +13,14 @@ from worldfork.records.task import Task
 from worldfork.reward.places import TASK_DIRECTORY, inside_task
 from worldfork.rollout.mutation.choosing import MUTATION_VERSION, mutate
 from worldfork.rollout.mutation.module import MAX_MODULE_CHARACTERS
-from worldfork.rollout.policies.policy import TakesTurns, Turn
+from worldfork.rollout.turn import Turn
 
 MAX_FILES = 32
 """Files among which one is chosen."""
 _LISTING_S = 60.0
 
 
-class MutatePolicy(TakesTurns):
+class MutatePolicy:
     """Makes one small change, or two, of one of the task's Python files.
 
     Rollout `index` gets the `index`-th program of the policy's seed, whatever the rollout's own seed is: no program

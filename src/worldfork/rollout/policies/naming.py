@@ -7,7 +7,7 @@ from worldfork.rollout.policies.candidates import load_candidates
 from worldfork.rollout.policies.command import CommandPolicy
 from worldfork.rollout.policies.ends import NopPolicy, ReferencePolicy
 from worldfork.rollout.policies.mutating import MutatePolicy
-from worldfork.rollout.policies.policy import Policy
+from worldfork.rollout.turn import Agent as Policy
 
 POLICY_NAMES = "nop, reference, mutate, mutate:SEED, candidates:DIRECTORY, command:LINE or host:LINE"
 
