@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import secrets
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from worldfork.core.clock import SystemClock
 from worldfork.core.errors import ConfigError
+from worldfork.core.ids import content_id
+from worldfork.lineage.door import through
 from worldfork.lineage.place import place
 from worldfork.lineage.snapshots import SnapshotInfo
-from worldfork.records.episode import Episode, FailureKind
+from worldfork.records.episode import Episode, Failure, FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.advantages import group_advantages
 from worldfork.reward.calibration import CalibrationStore
 from worldfork.reward.pytest_verifier import PytestVerifier
+from worldfork.reward.verifier import Verifier
+from worldfork.rollout.crew import Crew, Job, Orders, Starts
+from worldfork.rollout.faults import FaultRules, Faults
 from worldfork.rollout.journal import Journal, Key
-from worldfork.rollout.policies import Policy
-from worldfork.rollout.rollout import failed_before, run_rollout
+from worldfork.rollout.run_directory import RunDirectory
 from worldfork.rollout.starts import StartingStates
+from worldfork.rollout.stopping import StopRule
+from worldfork.rollout.turn import as_policy
 
 MAX_CONCURRENCY = 1024
+SEEDS = ("derived", "common", "independent")
+KEEPS = ("best", "all")
 
 
 @dataclass(frozen=True)
@@ -39,50 +51,77 @@ class Group:
         return [episode.reward for episode in self.episodes]
 
     @property
+    def valid(self) -> list[bool]:
+        """One per episode: whether it counts."""
+        return [episode.valid for episode in self.episodes]
+
+    @property
     def advantages(self) -> list[float | None]:
-        """Rewards less their mean; see `reward.advantages.group_advantages`."""
+        """Rewards less their mean; see `reward.advantages` for all others."""
         return group_advantages(self.rewards)
 
+    def advantages_by(self, method: Callable[[Sequence[float | None]], array[float]]) -> array[float]:
+        """Return what a function of `reward.advantages`, such as `grpo`, makes of the rewards."""
+        return method(self.rewards)
 
-async def run_group(
-    task: Task,
-    policy: Policy,
-    n: int,
-    *,
-    world: SnapshotInfo | None = None,
-    concurrency: int | None = None,
-    journal: Journal | None = None,
-    on_episode: Callable[[Episode], None] | None = None,
-) -> Group:
-    """Run one task `n` times from the same starting state. Arguments and errors as in `run_rollouts`."""
-    episodes = await run_rollouts(
-        [task], policy, n=n, world=world, concurrency=concurrency, journal=journal, on_episode=on_episode
-    )
-    return Group(task, tuple(episodes))
+    @property
+    def best(self) -> Episode | None:
+        """The first of those with the highest reward; None where none has one."""
+        scored = [each for each in self.episodes if each.reward is not None]
+        return max(scored, key=lambda each: (each.reward or 0.0, -each.index), default=None)
+
+
+async def run_group(task: Task, policy: object, n: int, **options: Any) -> Group:
+    """Run one task `n` times from the same starting state. Options and errors as in `run_rollouts`."""
+    return Group(task, tuple(await run_rollouts([task], policy, n=n, **options)))
+
+
+def run_group_blocking(task: Task, policy: object, n: int, **options: Any) -> Group:
+    """The same for synchronous callers, from any thread."""
+    return through(run_group(task, policy, n, **options))
 
 
 async def run_rollouts(
     tasks: Sequence[Task],
-    policy: Policy,
+    policy: object,
     *,
     n: int = 1,
     world: SnapshotInfo | None = None,
     concurrency: int | None = None,
     journal: Journal | None = None,
+    run: RunDirectory | str | Path | None = None,
     on_episode: Callable[[Episode], None] | None = None,
+    seeds: str = "derived",
+    seed: int = 0,
+    stop: StopRule | None = None,
+    keep: str | None = None,
+    deadline_s: float | None = None,
+    rules: FaultRules | None = None,
+    verifier: Verifier | None = None,
+    starts: Starts | None = None,
 ) -> list[Episode]:
     """Run each task `n` times; a failed rollout is an episode and does not touch its siblings.
 
     Args:
         tasks: distinct tasks.
-        policy: what acts.
+        policy: what acts; anything that `turn.as_policy` takes.
         n: rollouts per task; their indices are 0 to n - 1.
-        world: a snapshot with `python`, pytest and pytest-timeout, over which each task's files are laid; built
-            once per home and kept there if not given.
-        concurrency: rollouts at a time; the number of CPUs that this process may use if not given.
+        world: a snapshot with `python`, pytest and pytest-timeout, over which the files of tasks that name no world
+            are laid; built once per home and kept there if not given.
+        concurrency: rollouts at a time; if not given as many as there are CPUs for this process and, by the tasks'
+            limits, memory. However many there are, no more are graded at a time than there are CPUs.
         journal: where each episode is written as soon as it ends. Rollouts that it holds a reward for are not
             run again; failed ones are.
+        run: a directory that keeps what episodes name, and the journal if none is given.
         on_episode: called with each episode that ends now, in the order in which they end, once it is written.
+        seeds: `derived` from the task and the index; `common` to the group; `independent`, by chance.
+        seed: derives others.
+        stop: ends a group early. What lies behind the cut is STOPPED, in progress or done.
+        keep: whose final state is kept as a snapshot: the `best` one's of each group, or `all`; None for none.
+        deadline_s: wall time for the whole; what has not ended by then is STOPPED.
+        rules: what is tried again, and when to give up.
+        verifier: grades all tasks; by default each task's own.
+        starts: where starting states come from; by default this home.
 
     Returns:
         The episodes by task and index, those from the journal among them.
@@ -92,96 +131,143 @@ async def run_rollouts(
         SandboxError, StoreError: the world could not be built.
         OSError: the journal could not be written; nothing after it was run.
     """
-    width = _check(tasks, n, concurrency)
-    ended: dict[Key, Episode] = {}
-    wanted = {(task.task_hash, policy.policy_id, index): task for task in tasks for index in range(n)}
-    if journal is not None:
-        ended = {each.key: each for each in journal.episodes() if each.reward is not None and each.key in wanted}
-    jobs = [(task, key[2]) for key, task in wanted.items() if key not in ended]
-    if jobs:
-        crew = _Crew(policy, await StartingStates.open(world), journal, on_episode)
-        await crew.work(iter(jobs), min(width, len(jobs)))
+    agent = as_policy(policy)
+    width = _check(tasks, n, concurrency, seeds=seeds, keep=keep, deadline_s=deadline_s)
+    with _opened(run, journal, tasks) as (directory, book):
+        wanted = {(task.task_hash, agent.policy_id, index): task for task in tasks for index in range(n)}
+        ended = _known(book, wanted)
+        jobs = [Job(task, key[2], _seed(seeds, seed, task, key[2])) for key, task in wanted.items() if key not in ended]
+        if not jobs:
+            return [ended[key] for key in wanted]
+        orders = Orders(
+            agent,
+            starts or await StartingStates.open(world),
+            verifier_of=_judges() if verifier is None else lambda _: verifier,
+            clock=SystemClock(),
+            faults=Faults(rules),
+            gradings=_cpus(),
+            stop=stop,
+            keep=keep,
+            deadline_s=deadline_s,
+            journal=book,
+            run=directory,
+            on_episode=on_episode,
+        )
+        crew = Crew(orders)
+        for episode in ended.values():
+            crew.know(episode)
+        await crew.work(jobs, width)
         ended |= crew.ended
-    return [ended[key] for key in wanted]
+        return [_cut(ended[key], crew) for key in wanted]
 
 
-def _check(tasks: Sequence[Task], n: int, concurrency: int | None) -> int:
+async def stream_rollouts(tasks: Sequence[Task], policy: object, **options: Any) -> AsyncIterator[Episode]:
+    """Run as `run_rollouts` does, and yield each episode as soon as it ends and is written.
+
+    Leaving the iteration early (`aclose`, or the end of the caller's task) cancels what still runs, and waits for it to
+    be cleared away. Episodes that the journal held before are not yielded.
+    """
+    ready: asyncio.Queue[Episode | None] = asyncio.Queue()
+    running = asyncio.ensure_future(run_rollouts(tasks, policy, on_episode=ready.put_nowait, **options))
+    running.add_done_callback(lambda _: ready.put_nowait(None))
+    try:
+        while (episode := await ready.get()) is not None:
+            yield episode
+        await running
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+def _check(
+    tasks: Sequence[Task],
+    n: int,
+    concurrency: int | None,
+    *,
+    seeds: str = "derived",
+    keep: str | None = None,
+    deadline_s: float | None = None,
+) -> int:
     if n < 1:
         raise ConfigError(f"n is {n}; a group has at least one rollout", n=n)
     if len({task.task_hash for task in tasks}) != len(tasks):
         raise ConfigError("a task comes twice", remedy="raise n to run a task more than once")
-    width = len(os.sched_getaffinity(0)) if concurrency is None else concurrency
+    if seeds not in SEEDS:
+        raise ConfigError(f"seeds cannot be {seeds!r}", remedy=f"use one of {', '.join(SEEDS)}", field="seeds")
+    if keep is not None and keep not in KEEPS:
+        raise ConfigError(f"keep cannot be {keep!r}", remedy=f"use one of {', '.join(KEEPS)}, or None", field="keep")
+    if deadline_s is not None and not deadline_s > 0:
+        raise ConfigError(f"deadline_s {deadline_s!r} is not a time", field="deadline_s")
+    width = _natural_width(tasks) if concurrency is None else concurrency
     if not 1 <= width <= MAX_CONCURRENCY:
         raise ConfigError(f"concurrency {width} is not between 1 and {MAX_CONCURRENCY}", concurrency=width)
     return width
 
 
-class _Crew:
-    """The rollouts of one call."""
-
-    def __init__(
-        self,
-        policy: Policy,
-        starts: StartingStates,
-        journal: Journal | None,
-        on_episode: Callable[[Episode], None] | None,
-    ) -> None:
-        self.ended: dict[Key, Episode] = {}
-        self._policy = policy
-        self._starts = starts
-        self._journal = journal
-        self._on_episode = on_episode
-        self._clock = SystemClock()
-        self._verifier = PytestVerifier(CalibrationStore(place().home.scratch / "tasks"), self._clock)
-        self._unwritten: list[Episode] = []
-        # Guards the journal: one batch is written at a time, and holds whatever ended meanwhile.
-        self._writing = asyncio.Lock()
-
-    async def work(self, jobs: Iterator[tuple[Task, int]], width: int) -> None:
-        """Do the jobs, `width` at a time. What ended before an error or a cancellation is in the journal."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(width):
-                    group.create_task(self._take_turns(jobs))
-        except BaseExceptionGroup as errors:
-            # Rollouts do not raise; what does is the journal or the caller's own function.
-            raise errors.exceptions[0] from None
-        finally:
-            if self._journal is not None and self._unwritten:
-                self._journal.append(self._unwritten)
-
-    async def _take_turns(self, jobs: Iterator[tuple[Task, int]]) -> None:
-        for task, index in jobs:
-            episode = await self._run(task, index)
-            self.ended[episode.key] = episode
-            await self._write(episode)
-            if self._on_episode is not None:
-                self._on_episode(episode)
-
-    async def _run(self, task: Task, index: int) -> Episode:
-        started_s = self._clock.now_s()
-        try:
-            start = await self._starts.get(task)
-        except Exception as error:
-            return failed_before(task, self._policy, index, started_s, FailureKind.START, error)
-        return await run_rollout(task, self._policy, index, start, self._verifier, self._clock)
-
-    async def _write(self, episode: Episode) -> None:
-        journal = self._journal
-        if journal is None:
-            return
-        self._unwritten.append(episode)
-        async with self._writing:
-            batch, self._unwritten = self._unwritten, []
-            if batch:
-                await _to_its_end(asyncio.to_thread(journal.append, batch))
+def _natural_width(tasks: Sequence[Task]) -> int:
+    """Return how many rollouts of the largest of these tasks this machine has CPUs and memory for."""
+    largest_bytes = max((task.limits.memory_mb for task in tasks), default=1) << 20
+    return max(1, min(_cpus(), _available_bytes() // largest_bytes))
 
 
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await work that must not be left half done; a cancellation passes on after its end."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await task
-        raise
+def _cpus() -> int:
+    return max(1, len(os.sched_getaffinity(0)))
+
+
+def _available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return 1 << 62
+
+
+@contextlib.contextmanager
+def _opened(
+    run: RunDirectory | str | Path | None, journal: Journal | None, tasks: Sequence[Task]
+) -> Iterator[tuple[RunDirectory | None, Journal | None]]:
+    if run is None:
+        yield None, journal
+        return
+    directory = run if isinstance(run, RunDirectory) else RunDirectory(run)
+    with contextlib.ExitStack() as holds:
+        book = journal or holds.enter_context(directory.open_journal())
+        directory.put_tasks(tasks)
+        yield directory, book
+
+
+def _known(journal: Journal | None, wanted: dict[Key, Task]) -> dict[Key, Episode]:
+    if journal is None:
+        return {}
+    return {each.key: each for each in journal.episodes() if each.reward is not None and each.key in wanted}
+
+
+def _seed(seeds: str, seed: int, task: Task, index: int) -> int:
+    if seeds == "independent":
+        return secrets.randbits(60)
+    parts = [task.task_hash.encode(), b"" if seeds == "common" else str(index).encode()]
+    return int(content_id(*parts, *([str(seed).encode()] if seed else []))[:15], 16)
+
+
+def _judges() -> Callable[[Task], Verifier]:
+    verifier = PytestVerifier(CalibrationStore(place().home.scratch / "tasks"), SystemClock())
+    return lambda _: verifier
+
+
+def _cut(episode: Episode, crew: Crew) -> Episode:
+    """Return an episode, or that it was not needed where it lies behind its group's cut."""
+    prefix = crew.prefixes.get(episode.task_hash)
+    if prefix is None or not prefix.leaves_out(episode.index) or not episode.valid:
+        return episode
+    return Episode(
+        task_id=episode.task_id,
+        task_hash=episode.task_hash,
+        policy_id=episode.policy_id,
+        index=episode.index,
+        reward=None,
+        failure=Failure(FailureKind.STOPPED, "enough", "the group's stop rule held"),
+        started_s=episode.started_s,
+        seed=episode.seed,
+        attempt=episode.attempt,
+        faults=episode.faults,
+        group_id=episode.group_id,
+    )

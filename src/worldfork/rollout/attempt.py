@@ -1,0 +1,371 @@
+"""One attempt at one rollout, stage by stage, each with a budget and failures of its own.
+
+start -> the policy's turn -> end of its sandbox, what it left is read -> grading elsewhere -> clearing away
+
+Faults of ours become a failure with a kind and no reward; what the policy's own processes brought upon its sandbox is
+scored as what it is worth. Only cancellation passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from worldfork.core.clock import Clock, SystemClock
+from worldfork.core.errors import OutOfSpace, SandboxDied, VerifierError, WorldforkError
+from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.records.edits import Edits
+from worldfork.records.episode import Episode, Failure, FailureKind, Timings
+from worldfork.records.task import Task
+from worldfork.reward.carry import Carried, carry_out
+from worldfork.reward.verifier import Case, Grade, Start, Verifier, checked_reward
+from worldfork.rollout.faults import blame, failure_of
+from worldfork.rollout.recording import RecordedSandbox, Recorder
+from worldfork.rollout.run_directory import trajectory_bytes
+from worldfork.rollout.turn import Agent, Turn
+from worldfork.store.faultpoints import fault
+
+T = TypeVar("T")
+
+_SETTLE_S = 5.0
+"""How long a policy whose time is over may take to let go. Its sandbox is ended then, whatever it does."""
+_STRAYS: set[asyncio.Task[Any]] = set()
+"""Policies that did not let go; kept so that they are not collected in the middle."""
+
+
+@dataclass(frozen=True)
+class Which:
+    """Which attempt at which rollout."""
+
+    task: Task
+    policy_id: str
+    index: int
+    """The place within the group, from 0; the fork's index."""
+    seed: int | None = None
+    """None: what follows from task and index alone."""
+    attempt: int = 1
+    faults: tuple[str, ...] = ()
+    group_id: str = ""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the attempts of a run share."""
+
+    start: Start
+    verifier: Verifier
+    clock: Clock = field(default_factory=SystemClock)
+    gradings: asyncio.Semaphore | None = None
+    """How many may be graded at a time."""
+    keep_end: bool = False
+    """Whether the end of a scored rollout is kept as a snapshot; whoever asked deletes it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An episode, and what it names."""
+
+    episode: Episode
+    blobs: tuple[bytes, ...] = ()
+    """What `edits`, `diff` and `trajectory` of the episode are the digests of."""
+
+
+class Attempt:
+    """One attempt. Each stage is called once, in order; `clear` in any case."""
+
+    def __init__(self, which: Which, setting: Setting) -> None:
+        self.which = which
+        self.setting = setting
+        self.failure: Failure | None = None
+        self.policy_end = "finished"
+        self.recorder = Recorder(setting.clock)
+        self.edits: Edits | None = None
+        self.end_snapshot_id: str | None = None
+        self.grade: Grade | None = None
+        self._sandbox: AsyncSandbox | None = None
+        self._sandbox_id: str | None = None
+        self._seed = which.seed
+        self._timings = Timings()
+        self._started_s = setting.clock.now_s()
+        self._began_s = setting.clock.monotonic_s()
+        self._holds = contextlib.AsyncExitStack()
+        self._carried: Carried | None = None
+
+    @property
+    def task(self) -> Task:
+        """The problem."""
+        return self.which.task
+
+    @property
+    def sandbox(self) -> AsyncSandbox | None:
+        """Where the policy acts, once it is there."""
+        return self._sandbox
+
+    async def begin(self) -> None:
+        """Fork the starting state."""
+        async with self._stage(FailureKind.FORK, self.task.limits.start_wall_s, "a start", "fork_s"):
+            fault("rollout:fork")
+            fork = self.setting.start.fork(self.which.index, seed=self.which.seed)
+            self.adopt(await self._holds.enter_async_context(fork))
+
+    def adopt(self, sandbox: AsyncSandbox) -> None:
+        """Take a sandbox that was forked elsewhere as the one in which the policy acts."""
+        self._sandbox = sandbox
+        self._sandbox_id = sandbox.sandbox_id
+        self._seed = sandbox.seed
+
+    async def act(self, policy: Agent) -> None:
+        """Let the policy take its turn."""
+        if self.failure is not None or self._sandbox is None:
+            return
+        async with self._stage(FailureKind.POLICY, None, "", "policy_s"):
+            fault("rollout:policy")
+            await self._take_turn(policy, self._sandbox)
+        self._timings = replace(self._timings, commands_s=self.recorder.commands_s)
+
+    async def carry(self) -> None:
+        """End the policy's sandbox and everything in it, and read what it left."""
+        if self.failure is not None or self._sandbox is None:
+            return
+        async with self._stage(FailureKind.CARRY, self.task.limits.stop_wall_s, "ending a sandbox", "carry_s"):
+            fault("rollout:carry")
+            if await self._lost_memory(self._sandbox):
+                return
+            try:
+                self._carried = await carry_out(
+                    self._sandbox, self.task, start_snapshot_id=self.setting.start.snapshot_id
+                )
+            except (SandboxDied, OutOfSpace) as error:
+                self.failure = await blame(self._sandbox, error, FailureKind.CARRY)
+                self.policy_end = error.code
+                return
+            self.edits, self.end_snapshot_id = self._carried.edits, self._carried.end_snapshot_id
+
+    async def judge(self) -> None:
+        """Grade what was left."""
+        if self.failure is not None or self._sandbox is None:
+            return
+        limits = self.task.limits
+        # Calibration may come first; each of its runs has the same limits.
+        longest_s = 4 * (limits.start_wall_s + limits.rebuild_wall_s + limits.grade_wall_s + limits.stop_wall_s)
+        async with self.setting.gradings or contextlib.nullcontext():
+            async with self._stage(FailureKind.GRADING, longest_s, "a grading", "grade_s"):
+                fault("rollout:grade")
+                verifier, case = self.setting.verifier, self.case()
+                grade = await (verifier.grade_nothing(case) if self.edits is None else verifier.grade(case))
+                self.grade = _checked(grade, verifier)
+        if self.grade is not None:
+            self._timings = replace(
+                self._timings,
+                calibrate_s=self.grade.calibrate_s,
+                grade_s=self.grade.grade_s,
+                grade_cpu_s=self.grade.cpu_s,
+            )
+
+    def case(self) -> Case:
+        """Return what the verifier is given."""
+        return Case(
+            self.task,
+            self.setting.start,
+            self.edits or Edits(),
+            fork_id=self._sandbox_id or "",
+            index=self.which.index,
+            attempt=self.which.attempt,
+            end_snapshot_id=self.end_snapshot_id if self.setting.verifier.needs_end else None,
+            trajectory=self.recorder.trajectory(),
+        )
+
+    async def clear(self) -> None:
+        """Clear away the sandbox, and the state at its end unless it is to be kept. Idempotent; bounded."""
+        began_s = self.setting.clock.monotonic_s()
+        keeps = self.setting.keep_end and self.failure is None and self.grade is not None
+        with contextlib.suppress(WorldforkError, OSError, TimeoutError):
+            # What is not cleared away in time here is swept by the next who opens the home.
+            async with asyncio.timeout(self.task.limits.stop_wall_s):
+                fault("rollout:clear")
+                await self._holds.aclose()
+                if self._carried is not None and not keeps:
+                    carried, self._carried = self._carried, None
+                    await carried.drop()
+        if not keeps:
+            self.end_snapshot_id = None
+        self._timings = replace(self._timings, stop_s=self.setting.clock.monotonic_s() - began_s)
+
+    def stop(self, code: str, message: str) -> None:
+        """Take the attempt as given up because the run is over."""
+        self.failure, self.grade = Failure(FailureKind.STOPPED, code, message), None
+
+    def outcome(self) -> Outcome:
+        """Return the episode as it stands."""
+        trajectory = self.recorder.trajectory()
+        edits = None if self.edits is None else self.edits.to_bytes()
+        record = trajectory_bytes(trajectory) if trajectory.steps or trajectory.facts else None
+        grade = None if self.failure else self.grade
+        total_s = self.setting.clock.monotonic_s() - self._began_s
+        failure = self.failure
+        if failure is None and grade is None:
+            failure = Failure(FailureKind.INTERNAL, "internal", "the attempt came to no end")
+        episode = Episode(
+            task_id=self.task.task_id,
+            task_hash=self.task.task_hash,
+            policy_id=self.which.policy_id,
+            index=self.which.index,
+            reward=None if grade is None else grade.reward,
+            failure=failure,
+            policy_end=self.policy_end,
+            started_s=self._started_s,
+            timings=replace(self._timings, total_s=total_s),
+            snapshot_id=self.setting.start.snapshot_id,
+            sandbox_id=self._sandbox_id,
+            verifier_id=self.setting.verifier.verifier_id,
+            trust=self.setting.verifier.trust,
+            seed=self._seed,
+            attempt=self.which.attempt,
+            faults=self.which.faults,
+            edits=_digest(edits),
+            trajectory=_digest(record),
+            final_snapshot_id=self.end_snapshot_id,
+            group_id=self.which.group_id,
+        )
+        if grade is not None:
+            episode = graded(episode, grade)
+        return Outcome(episode, tuple(blob for blob in (edits, record) if blob is not None))
+
+    @contextlib.asynccontextmanager
+    async def _stage(self, kind: FailureKind, budget_s: float | None, what: str, timing: str) -> AsyncIterator[None]:
+        """Do one stage: its time is taken, what breaks in it is the failure of the attempt."""
+        clock = self.setting.clock
+        began_s = clock.monotonic_s()
+        try:
+            async with asyncio.timeout(budget_s) as limit:
+                yield
+        except Exception as error:
+            if limit.expired() and isinstance(error, TimeoutError):
+                self.failure = Failure(FailureKind.LIMIT, "limit", f"{what} took more than {budget_s:g} s")
+            else:
+                self.failure = failure_of(kind, error)
+        finally:
+            self._timings = replace(self._timings, **{timing: clock.monotonic_s() - began_s})
+
+    async def _take_turn(self, policy: Agent, sandbox: AsyncSandbox) -> None:
+        """Let the policy act, and note how its turn ended.
+
+        A program that meets the state of its own sandbox in an error has ended its turn by what it did there. Any other
+        error is one of the program on the host.
+        """
+        tells = self.which.policy_id == "reference"
+        solution = self.setting.start.solution if tells else None
+        turn = Turn(self.which.index, sandbox.seed, self.recorder, solution)
+        try:
+            await bounded(policy.agent(RecordedSandbox(sandbox, self.recorder), self.task, turn), self._turn_s())
+        except TurnOver:
+            self.policy_end = "timed_out"
+        except Exception as error:
+            self.failure = await blame(sandbox, error, FailureKind.POLICY)
+            own = error.code if isinstance(error, WorldforkError) else SandboxDied.code
+            self.policy_end = own if self.failure is None else self.failure.code
+
+    def _turn_s(self) -> float:
+        return self.task.limits.policy_wall_s
+
+    async def _lost_memory(self, sandbox: AsyncSandbox) -> bool:
+        """Fail where the host, short of memory, killed a process of a sandbox that was within its limit."""
+        if not (await sandbox.limit_hits()).host_memory:
+            return False
+        self.failure = Failure(
+            FailureKind.MEMORY, "host_memory", "the host ended a process for memory that was within its limit"
+        )
+        return True
+
+
+class TurnOver(Exception):
+    """The time of a policy's turn is over."""
+
+
+async def bounded(work: Coroutine[Any, Any, T], limit_s: float) -> T:
+    """Await a policy's work for so long; one that does not let go is left behind.
+
+    Raises:
+        TurnOver: its time is over.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=limit_s)
+    except asyncio.CancelledError:
+        await _settle(task)
+        raise
+    if not done:
+        await _settle(task)
+        raise TurnOver
+    if task.cancelled():
+        # A policy that cancelled itself broke; what cancels a rollout comes from outside.
+        raise RuntimeError("the policy cancelled its own turn")
+    return task.result()
+
+
+async def _settle(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    _, left = await _shielded(asyncio.wait({task}, timeout=_SETTLE_S))
+    if left:
+        _STRAYS.add(task)
+        task.add_done_callback(_STRAYS.discard)
+    task.add_done_callback(_look)
+
+
+def _look(task: asyncio.Task[Any]) -> None:
+    """Retrieve what a policy ended with after its turn was over; nobody else asks."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _shielded(work: Awaitable[T]) -> T:
+    """Await work to its end although the caller is cancelled; the cancellation passes on afterwards."""
+    inner = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not inner.done():
+        try:
+            await asyncio.shield(inner)
+        except asyncio.CancelledError as error:
+            if inner.cancelled():
+                raise
+            cancelled = error
+        except Exception:
+            break
+    if cancelled is not None:
+        if not inner.cancelled():
+            inner.exception()
+        raise cancelled
+    return inner.result()
+
+
+def graded(episode: Episode, grade: Grade) -> Episode:
+    """Return a scored episode with what a verifier said."""
+    return replace(
+        episode,
+        reward=grade.reward,
+        failure=None,
+        parts=dict(grade.parts),
+        expected=grade.expected,
+        passed=grade.passed,
+        failed=grade.failed,
+        untouched=grade.untouched,
+        grade_end=grade.end,
+        grading_sandbox_id=grade.sandbox_id,
+        trust=grade.trust,
+    )
+
+
+def _checked(grade: Grade, verifier: Verifier) -> Grade:
+    """Return a grade with a reward that is one, or fail."""
+    if not isinstance(grade, Grade):
+        raise VerifierError(f"{verifier.verifier_id} gave {type(grade).__name__} as a grade", kind=FailureKind.GRADING)
+    parts = {str(name): checked_reward(part, f"the part {name!r}") for name, part in grade.parts.items()}
+    return replace(grade, reward=checked_reward(grade.reward, verifier.verifier_id), parts=parts)
+
+
+def _digest(blob: bytes | None) -> str | None:
+    return None if blob is None else hashlib.sha256(blob).hexdigest()
