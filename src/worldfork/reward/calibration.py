@@ -13,7 +13,7 @@ from pathlib import Path
 
 from worldfork.core.ids import content_id
 
-CALIBRATION_FORMAT = 1
+CALIBRATION_FORMAT = 2
 """Raised whenever the same tests might be judged differently; older results are then found out again."""
 
 _RETRY_S = 0.05
@@ -34,6 +34,8 @@ class Calibration:
     """Ids that ran with the reference and did not pass; they count for nothing."""
     cpu_s: float
     """CPU seconds of the reference's tests."""
+    unmet: tuple[str, ...] = ()
+    """Ids that the task declares as `pass_to_pass` and that do not pass both without and with the reference."""
 
 
 class CalibrationStore:
@@ -74,7 +76,7 @@ class CalibrationStore:
     def _read(self, key: str) -> Calibration | None:
         try:
             data = json.loads((self.directory / f"{key}.json").read_text(encoding="utf-8"))
-            for name in ("expected", "untouched", "reference_failed"):
+            for name in ("expected", "untouched", "reference_failed", "unmet"):
                 data[name] = tuple(data[name])
             return Calibration(**data)
         except (OSError, ValueError, KeyError, TypeError):

@@ -1,105 +1,111 @@
 """The pytest verifier: hidden tests, run where the policy never was.
 
-It grades in a fresh fork of the task's *starting* state. The files that the task declares editable are laid over
-it as plain bytes, then the hidden tests, which win. The fork has no network, and nothing is installed in it.
-Which tests count is known beforehand (`calibration`), and how each ended comes over a stream that only the
-verifier reads; the exit code decides nothing. Skipped, missing and unexpected tests have not passed.
+It grades in a fresh fork of the task's *starting* state. What the policy left of the declared files is laid over it
+as plain bytes, sources are rebuilt, then come the hidden tests, which win. The fork has no network, and nothing is
+installed in it. Which tests count is known beforehand (`calibration`), and how each ended comes over a stream that
+only the verifier reads; the exit code decides nothing. Skipped, missing and unexpected tests have not passed.
 
-What it resists: everything that a policy does to its own sandbox. What it does not: code under test shares a
-process with the tests, so code written to attack pytest itself can claim passes.
+Files that run before any test are never the policy's: `conftest.py`, `sitecustomize.py`, `.pth`, caches of bytecode.
+pytest is configured by the hidden tests or by the world, and no plug-in is loaded but those that the task names.
+
+What it resists: everything that a policy does to its own sandbox, and every file that would take part in the run
+without being tested. What it does not: code under test shares a process with the tests, so code written to attack
+pytest itself can claim passes; and a rebuild step runs as the world's root, so what the policy may change of it (a
+`setup.py`) can change the world's pytest. For a `test_command` with a reader it resists less: whatever runs in the
+fork can write the results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Protocol
+from functools import cache
+from pathlib import Path
 
 from worldfork.core.clock import Clock, SystemClock
 from worldfork.core.errors import VerifierError
-from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.core.ids import content_id
+from worldfork.records.edits import Edits
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
-from worldfork.reward.calibration import Calibration, CalibrationStore
+from worldfork.reward.blame import overload
+from worldfork.reward.calibration import CALIBRATION_FORMAT, Calibration, CalibrationStore
+from worldfork.reward.preparing import BUILD_FAILED
+from worldfork.reward.scoring import score_tests
 from worldfork.reward.trial import Trial, run_tests
+from worldfork.reward.verifier import FRESH, Case, Grade, Start
 from worldfork.sandbox.command import Reason
 
-
-class Start(Protocol):
-    """The starting state of a task: where fresh forks come from."""
-
-    @property
-    def snapshot_id(self) -> str:
-        """The snapshot."""
-        ...
-
-    def fork(self) -> AbstractAsyncContextManager[AsyncSandbox]:
-        """Start one sandbox from it, without network; it ends with the block."""
-        ...
-
-
-@dataclass(frozen=True)
-class Grade:
-    """What a final state is worth."""
-
-    reward: float
-    """Passed of expected, in [0, 1]."""
-    parts: Mapping[str, float]
-    """`fraction`, the reward; and, where the starting state fails an expected test, `fail_to_pass`: the fraction
-    of those that pass now, or 0 if one that passed before does not."""
-    passed: tuple[str, ...]
-    """Expected ids that passed, sorted."""
-    failed: tuple[str, ...]
-    """Expected ids that ran and did not pass, sorted."""
-    calibration: Calibration
-    trial: Trial
-    sandbox_id: str
-    """Where it was graded."""
-    calibrate_s: float
-    """Wall time to learn the expected ids."""
-    grade_s: float
-    """Wall time of the fork and its tests."""
+_DECIDING = ("arguments", "commanded", "laying", "preparing", "readers", "report", "reporter", "scoring", "startup")
 
 
 class PytestVerifier:
-    """Grades final states by hidden pytest tests. One for a whole run; safe for many tasks at once."""
+    """Grades final states by hidden pytest tests. One for a whole run; safe for many cases at once."""
 
     def __init__(self, calibrations: CalibrationStore, clock: Clock | None = None) -> None:
         self._calibrations = calibrations
         self._clock = clock or SystemClock()
 
-    async def grade(self, task: Task, start: Start, edits: Mapping[str, bytes]) -> Grade:
-        """Say what the edits are worth.
+    @property
+    def verifier_id(self) -> str:
+        """`pytest`, with a digest of the modules that decide how it grades."""
+        return f"pytest:{_digest()[:16]}"
 
-        Args:
-            task: the task.
-            start: its starting state.
-            edits: path of the task -> content, as carried out of the policy's sandbox; an editable path that is
-                not in it does not exist for the tests.
+    @property
+    def trust(self) -> str:
+        """`fresh`."""
+        return FRESH
+
+    @property
+    def needs_end(self) -> bool:
+        """Never."""
+        return False
+
+    async def grade(self, case: Case) -> Grade:
+        """Say what a final state is worth.
 
         Raises:
             VerifierError: it could not be judged; `kind` is a `FailureKind`.
             SandboxError, StoreError, ForkError: a fork could not be made or written to.
         """
         began_s = self._clock.monotonic_s()
-        calibration = await self.calibrate(task, start)
+        task = case.task
+        calibration = await self.calibrate(task, case.start)
         known_s = self._clock.monotonic_s()
-        trial, sandbox_id = await _try_out(task, start, edits)
+        trial, sandbox_id = await try_out(task, case.start, case.edits, index=case.index)
         expected = frozenset(calibration.expected)
         passed = trial.report.passed & expected
         if passed != expected and trial.is_starved(expected - passed):
-            raise _overload(task)
+            raise overload(task)
+        reward, parts = score_tests(task, calibration, passed)
         return Grade(
-            reward=len(passed) / len(expected),
-            parts=_parts(calibration, passed),
+            reward=reward,
+            parts=parts,
+            expected=calibration.expected,
             passed=tuple(sorted(passed)),
             failed=tuple(sorted((trial.report.tests.keys() & expected) - passed)),
-            calibration=calibration,
-            trial=trial,
+            untouched=calibration.untouched,
+            end=trial.end,
+            cpu_s=trial.cpu_s,
             sandbox_id=sandbox_id,
             calibrate_s=known_s - began_s,
             grade_s=self._clock.monotonic_s() - known_s,
+            notes=(*trial.notes, *_why(trial)),
+        )
+
+    async def grade_nothing(self, case: Case) -> Grade:
+        """Give 0 to the end of a policy that left nothing to be looked at.
+
+        Raises:
+            As `grade`.
+        """
+        began_s = self._clock.monotonic_s()
+        calibration = await self.calibrate(case.task, case.start)
+        _, parts = score_tests(case.task, calibration, frozenset())
+        return Grade(
+            reward=0.0,
+            parts=dict.fromkeys(parts, 0.0),
+            expected=calibration.expected,
+            untouched=calibration.untouched,
+            calibrate_s=self._clock.monotonic_s() - began_s,
         )
 
     async def calibrate(self, task: Task, start: Start) -> Calibration:
@@ -108,7 +114,8 @@ class PytestVerifier:
         Found out in two fresh forks the first time, and kept.
 
         Raises:
-            VerifierError: the reference passes nothing or did not come to its end, or the machine was overloaded.
+            VerifierError: the reference passes nothing or did not come to its end, the declared ids are not as
+                declared, or the machine was overloaded.
             SandboxError, StoreError, ForkError: a fork could not be made or written to.
         """
 
@@ -118,27 +125,38 @@ class PytestVerifier:
         return await self._calibrations.get_or_make(task.task_hash, start.snapshot_id, make)
 
 
-async def _try_out(task: Task, start: Start, edits: Mapping[str, bytes]) -> tuple[Trial, str]:
-    async with start.fork() as sandbox:
-        return await run_tests(sandbox, task, edits), sandbox.sandbox_id
+async def try_out(task: Task, start: Start, edits: Edits, *, index: int = 0) -> tuple[Trial, str]:
+    """Run the hidden tests against some edits in a fresh fork.
+
+    Returns:
+        (what came of it, the id of the fork).
+
+    Raises:
+        VerifierError, SandboxError, StoreError, ForkError: it could not be run.
+    """
+    async with start.fork(index, grading=True) as sandbox:
+        return await run_tests(sandbox, task, start.tests, edits), sandbox.sandbox_id
 
 
 async def _calibrate(task: Task, start: Start) -> Calibration:
-    untouched = {path: task.files[path].encode("utf-8") for path in task.editable if path in task.files}
-    solved = {**untouched, **{path: text.encode("utf-8") for path, text in task.solution.items()}}
-    with_reference, _ = await _try_out(task, start, solved)
+    if not task.has_reference:
+        raise _unfit(task, "has no reference, so nobody knows which tests to expect", "give it a solution")
+    with_reference, _ = await try_out(task, start, start.solution)
     _check_reference(task, with_reference)
-    without, _ = await _try_out(task, start, untouched)
+    without, _ = await try_out(task, start, Edits())
     expected = with_reference.report.passed
-    if without.is_starved(expected - without.report.passed):
-        raise _overload(task)
+    untouched = expected & without.report.passed
+    if without.is_starved(expected - untouched):
+        raise overload(task)
+    _check_declared(task, expected, untouched)
     return Calibration(
         task_hash=task.task_hash,
         snapshot_id=start.snapshot_id,
         expected=tuple(sorted(expected)),
-        untouched=tuple(sorted(expected & without.report.passed)),
+        untouched=tuple(sorted(untouched)),
         reference_failed=tuple(sorted(with_reference.report.tests.keys() - expected)),
         cpu_s=with_reference.cpu_s,
+        unmet=tuple(sorted(frozenset(task.pass_to_pass) - untouched)),
     )
 
 
@@ -146,35 +164,63 @@ def _check_reference(task: Task, trial: Trial) -> None:
     """Accept only a whole run: an id that is missing here would count for nobody."""
     report = trial.report
     if trial.is_starved(frozenset(report.tests)):
-        raise _overload(task)
-    if trial.end != Reason.EXITED.value or not report.finished:
+        raise overload(task)
+    if trial.end == BUILD_FAILED:
         raise VerifierError(
-            f"the tests of {task.task_id} did not come to their end with the reference ({trial.end})",
-            remedy="raise the task's limits, or repair its tests",
-            kind=FailureKind.CALIBRATION,
+            f"the rebuild step of {task.task_id} fails with the reference: {trial.last_words[-300:] or 'no output'}",
+            remedy="the world needs what its rebuild step uses, and rebuild_wall_s must be enough",
+            kind=FailureKind.BUILD,
             output=trial.last_words,
+        )
+    if trial.end != Reason.EXITED.value or not report.finished:
+        raise _unfit(
+            task,
+            f"has tests that did not come to their end with the reference ({trial.end})",
+            "raise the task's limits, or repair its tests",
+            trial.last_words,
         )
     if not report.passed:
-        raise VerifierError(
-            f"the reference of {task.task_id} passes no test: {trial.last_words[-300:] or 'no output'}",
-            remedy="the task needs a solution that passes its hidden tests in this world",
-            kind=FailureKind.CALIBRATION,
-            output=trial.last_words,
+        raise _unfit(
+            task,
+            f"has a reference that passes no test: {trial.last_words[-300:] or 'no output'}",
+            "the task needs a solution that passes its hidden tests in this world",
+            trial.last_words,
         )
 
 
-def _parts(calibration: Calibration, passed: frozenset[str]) -> dict[str, float]:
-    parts = {"fraction": len(passed) / len(calibration.expected)}
-    untouched = frozenset(calibration.untouched)
-    broken = frozenset(calibration.expected) - untouched
-    if broken:
-        parts["fail_to_pass"] = len(passed & broken) / len(broken) if untouched <= passed else 0.0
-    return parts
+def _check_declared(task: Task, expected: frozenset[str], untouched: frozenset[str]) -> None:
+    lost = sorted(frozenset(task.fail_to_pass) - expected)
+    if lost:
+        raise _unfit(
+            task,
+            f"declares {len(lost)} of {len(task.fail_to_pass)} fail_to_pass tests that the reference does not pass, "
+            f"such as {lost[0][:300]}",
+            "the ids, the reference and the world must be of one version",
+        )
+    early = sorted(frozenset(task.fail_to_pass) & untouched)
+    if early:
+        raise _unfit(
+            task,
+            f"declares {len(early)} fail_to_pass tests that pass without any change, such as {early[0][:300]}",
+            "leave them out of fail_to_pass",
+        )
+    if task.score == "fail_to_pass" and expected == untouched:
+        raise _unfit(task, "is scored by fail_to_pass, and nothing fails without a change", "use score: fraction")
 
 
-def _overload(task: Task) -> VerifierError:
-    return VerifierError(
-        f"a time limit of {task.task_id} struck while the machine had no CPU for its tests",
-        remedy="run fewer rollouts at once",
-        kind=FailureKind.OVERLOAD,
-    )
+def _unfit(task: Task, what: str, remedy: str, output: str = "") -> VerifierError:
+    return VerifierError(f"{task.task_id} {what}", remedy=remedy, kind=FailureKind.CALIBRATION, output=output)
+
+
+def _why(trial: Trial) -> tuple[str, ...]:
+    if trial.end == Reason.EXITED.value:
+        return ()
+    words = trial.last_words.splitlines()[-1:] if trial.last_words else []
+    return (f"the tests ended as {trial.end}", *(line[:300] for line in words))
+
+
+@cache
+def _digest() -> str:
+    here = Path(__file__)
+    texts = [here.with_name(f"{name}.py").read_bytes() for name in _DECIDING]
+    return content_id(b"pytest verifier", str(CALIBRATION_FORMAT).encode(), *texts)

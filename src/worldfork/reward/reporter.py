@@ -4,15 +4,19 @@ Its text is sent to the fork's Python through stdin; the library never runs it i
 one JSON object a line to what was the command's stdout, so that the only reader is outside: what was written
 cannot be taken back, and nothing else is on that stream, because everything that the tests print goes to stderr.
 
-Arguments: seconds of CPU that one test may use (0: no limit), then the arguments for pytest.
+Arguments: seconds of CPU that one test may use (0: no limit), the task's directory, directories for the import path
+(with `:` between), then the arguments for pytest. It starts in a directory that no task can write to, and it runs on
+Python 3.8 too.
 """
+
+from __future__ import annotations
 
 import json
 import os
 import signal
 import sys
 import time
-from typing import Any, NoReturn
+from typing import Any, Iterator, NoReturn  # noqa: UP035 - Python 3.8 cannot subscribe the other one
 
 
 def waited_s() -> float:
@@ -31,6 +35,7 @@ class Reporter:
         self.out = out
         self.test_cpu_s = test_cpu_s
         self.owner_pid = os.getpid()
+        self.paths: list[str] = []
         self.phases: dict[str, str] = {}
         self.began = (0.0, 0.0, 0.0)
 
@@ -50,6 +55,19 @@ class Reporter:
 
         pytest.fail(f"more than {self.test_cpu_s:g} s of CPU time")
 
+    def pytest_load_initial_conftests(self) -> Iterator[None]:
+        """Open the import path: pytest and its plug-ins are loaded by now, and nothing of the task is."""
+        sys.path[:0] = self.paths
+        if self.paths:
+            # For the programs that the tests start.
+            os.environ["PYTHONPATH"] = os.pathsep.join(self.paths)
+        yield
+
+    def pytest_runtest_setup(self, item: object) -> None:
+        """Start the clock of a test that a plug-in runs in a process of its own."""
+        if self.test_cpu_s and os.getpid() != self.owner_pid:
+            self._limit()
+
     def pytest_collection_finish(self, session: Any) -> None:
         """Say how many tests there are."""
         self.say(collected=len(session.items))
@@ -59,8 +77,11 @@ class Reporter:
         self.phases = {}
         self.began = self._now()
         if self.test_cpu_s:
-            signal.signal(signal.SIGPROF, self._out_of_time)
-            signal.setitimer(signal.ITIMER_PROF, self.test_cpu_s)
+            self._limit()
+
+    def _limit(self) -> None:
+        signal.signal(signal.SIGPROF, self._out_of_time)
+        signal.setitimer(signal.ITIMER_PROF, self.test_cpu_s)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Keep the worst outcome of each phase; a failed subtest fails its test."""
@@ -80,21 +101,26 @@ class Reporter:
             outcome = "passed"
         else:
             outcome = "skipped"
-        wall_s, cpu_s, waited = (round(after - before, 4) for before, after in zip(self.began, ended, strict=True))
+        wall_s, cpu_s, waited = (round(ended[each] - self.began[each], 4) for each in range(3))
         self.say(id=nodeid, outcome=outcome, wall_s=wall_s, cpu_s=cpu_s, waited_s=waited)
 
 
 def main() -> NoReturn:
     """Run pytest and leave at once."""
+    # A program that is read from stdin has its directory on the import path.
+    sys.path[:] = [each for each in sys.path if each not in ("", ".")]
     # The private stream: not inherited by programs that the tests start.
     out = os.dup(1)
     os.dup2(2, 1)
     import pytest
 
+    os.chdir(sys.argv[2])
     reporter = Reporter(out, float(sys.argv[1]))
+    reporter.paths = [os.path.abspath(each) for each in sys.argv[3].split(os.pathsep) if each]
+    pytest.hookimpl(hookwrapper=True, tryfirst=True)(Reporter.pytest_load_initial_conftests)
     # From here on a missing report is the doing of the code under test; before, it is ours.
     reporter.say(ready=1, python=sys.version.split()[0], pytest=pytest.__version__)
-    code = pytest.main(sys.argv[2:], plugins=[reporter])
+    code = pytest.main(sys.argv[4:], plugins=[reporter])
     reporter.say(finished=int(code))
     sys.stderr.flush()
     # Threads and exit handlers of the code under test would keep a finished run waiting.

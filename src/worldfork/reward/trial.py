@@ -7,21 +7,29 @@ import contextlib
 import math
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from worldfork.core.clock import SystemClock
 from worldfork.core.errors import OutOfSpace, PathError, SandboxDied, SandboxError, VerifierError
 from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.records.edits import Edits
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
-from worldfork.reward.places import TASK_DIRECTORY, inside_task
+from worldfork.reward.arguments import (
+    TEST_ENV,
+    WALL_FACTOR,
+    find_configuration,
+    fixed_args,
+    test_limits,
+)
+from worldfork.reward.blame import check_host
+from worldfork.reward.commanded import pytest_arguments, run_command_tests
+from worldfork.reward.places import TASK_DIRECTORY
+from worldfork.reward.preparing import BUILD_FAILED, prepare
 from worldfork.reward.report import Report, read_report
 from worldfork.sandbox.command import CommandResult, Reason
-
-WALL_FACTOR = 4
-"""A test's own time limit counts CPU seconds; its wall time may be this many times as long."""
 
 MAX_REPORT_BYTES = 16 << 20
 """More output than this ends the tests; what was reported by then counts."""
@@ -30,17 +38,6 @@ _STARVED_SHARE = 0.5
 _GRACE_S = 5.0
 """Between the wall limit and the kill: time to ask whether the tests had a CPU."""
 
-_CONFIGURATIONS = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
-"""What pytest reads in the task's directory, in its order."""
-
-_ENV = {
-    "PYTEST_ADDOPTS": "",
-    # Only what is asked for by name: an installed plug-in can change what passes.
-    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    # The order of sets, and so the set of passed tests, is the same each time.
-    "PYTHONHASHSEED": "0",
-}
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -48,7 +45,7 @@ class Trial:
 
     report: Report
     end: str
-    """Why the tests' process is over: a reason of commands, or the code of what befell its sandbox."""
+    """Why the tests' process is over: a reason of commands, the code of what befell its sandbox, or `build_failed`."""
     cpu_s: float
     wall_s: float
     waited_s: float = 0.0
@@ -56,7 +53,9 @@ class Trial:
     test_wall_s: float | None = None
     """The wall time that one test may take."""
     last_words: str = ""
-    """The end of what pytest printed; for people."""
+    """The end of what pytest, or the rebuild step, printed; for people."""
+    notes: tuple[str, ...] = ()
+    """What of the edits was not laid down."""
 
     def is_starved(self, ids: frozenset[str]) -> bool:
         """True where a wall limit struck one of these tests because the machine had no CPU for it.
@@ -77,61 +76,51 @@ class Trial:
         )
 
 
-async def run_tests(sandbox: AsyncSandbox, task: Task, edits: Mapping[str, bytes]) -> Trial:
-    """Lay the edits and then the hidden tests over a fork of the starting state, and run pytest in it.
+async def run_tests(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes], edits: Edits) -> Trial:
+    """Lay the edits and then the hidden tests over a fork of the starting state, and run them in it.
 
     Args:
         sandbox: a fresh fork of the task's starting state; the caller ends it.
         task: whose tests.
-        edits: path of the task -> content. An editable path that is not in it does not exist for the tests.
+        tests: path of the task -> content, the hidden tests.
+        edits: what the policy left of the editable files.
 
     Raises:
-        VerifierError: the tests could not be started; `kind` says whose fault it is.
+        VerifierError: the tests could not be started, or the machine ended them; `kind` says whose fault it is.
         SandboxError: the fork could not be written to.
     """
-    await _lay_down(sandbox, task, edits)
+    arguments = pytest_arguments(task)
+    limits = None if arguments is None else test_limits(arguments)
+    configuration = await find_configuration(sandbox, task, tests) if limits else None
+    notes: tuple[str, ...] = ()
     try:
-        return await _run(sandbox, task)
-    except SandboxDied as error:
-        # From here on the code under test runs: what befalls the fork is its doing.
-        return Trial(Report(ready=True), end=error.code, cpu_s=0.0, wall_s=0.0)
-    except OutOfSpace as error:
-        if error.scope != "sandbox":
+        prepared = await prepare(sandbox, task, tests, edits)
+        notes = prepared.notes
+        if prepared.broken is not None:
+            build = prepared.broken
+            words = (build.stdout_bytes + build.stderr_bytes)[-2000:].decode("utf-8", "replace").strip()
+            return Trial(Report(), BUILD_FAILED, build.cpu_s, build.wall_s, last_words=words, notes=notes)
+        if limits is None:
+            trial = await _commanded(sandbox, task)
+        else:
+            trial = await _run(sandbox, task, [*fixed_args(task, configuration), *limits[0]], limits[1])
+        if trial.end == Reason.OOM_KILLED.value:
+            await check_host(sandbox)
+        return replace(trial, notes=notes)
+    except (SandboxDied, OutOfSpace) as error:
+        # Nothing but the code under test runs here: what befalls the fork is its doing, unless it was the machine's.
+        if isinstance(error, OutOfSpace) and error.scope != "sandbox":
             raise
-        return Trial(Report(ready=True), end=error.code, cpu_s=0.0, wall_s=0.0)
+        await check_host(sandbox)
+        return Trial(Report(ready=True), end=error.code, cpu_s=0.0, wall_s=0.0, notes=notes)
 
 
-async def _lay_down(sandbox: AsyncSandbox, task: Task, edits: Mapping[str, bytes]) -> None:
-    files = {path: content for path, content in edits.items() if path in task.editable}
-    files.update((path, text.encode("utf-8")) for path, text in task.hidden_tests.items())
-    for path in task.files:
-        if path in task.editable and path not in files:
-            await sandbox.delete_file(inside_task(path))
-    for path, content in files.items():
-        await sandbox.write_file(inside_task(path), content)
-
-
-async def _run(sandbox: AsyncSandbox, task: Task) -> Trial:
-    limits = task.limits
-    args, test_cpu_s = _test_limits(task.test_args)
-    cpu_s = math.ceil(limits.grade_cpu_s)
-    watch = asyncio.create_task(_watch(sandbox, limits.grade_wall_s))
-    try:
-        result = await sandbox.run(
-            "python",
-            ["-P", "-B", "-s", "-", f"{test_cpu_s or 0:g}", *_fixed_args(task), *args],
-            env=_ENV,
-            working_dir=TASK_DIRECTORY,
-            timeout=limits.grade_wall_s + _GRACE_S,
-            stdin=_reporter(),
-            max_output_bytes=MAX_REPORT_BYTES,
-            rlimits=((resource.RLIMIT_CPU, cpu_s, cpu_s + 1), (resource.RLIMIT_CORE, 0, 0)),
-        )
-        waited_s = watch.result() if watch.done() else 0.0
-    finally:
-        watch.cancel()
+async def _run(sandbox: AsyncSandbox, task: Task, args: list[str], test_cpu_s: float | None) -> Trial:
+    result, waited_s = await _python(sandbox, task, [f"{test_cpu_s or 0:g}", *_where(task), *args])
     report = read_report(result.stdout_bytes)
     if result.reason is Reason.NOT_STARTED or not report.ready:
+        if result.reason is Reason.OOM_KILLED:
+            await check_host(sandbox)
         raise VerifierError(
             f"pytest did not start ({result.reason.value}): {_last_words(result) or 'no output'}",
             remedy="the world needs `python` with pytest and pytest-timeout on its PATH",
@@ -148,42 +137,47 @@ async def _run(sandbox: AsyncSandbox, task: Task) -> Trial:
     )
 
 
-def _fixed_args(task: Task) -> list[str]:
-    configuration = next((name for name in _CONFIGURATIONS if name in task.hidden_tests), None)
-    return [
-        "-q",
-        "--tb=no",
-        "--no-summary",
-        "-c",
-        inside_task(configuration) if configuration else "/dev/null",
-        f"--rootdir={TASK_DIRECTORY}",
-        f"--confcutdir={TASK_DIRECTORY}",
-        "-p",
-        "no:cacheprovider",
-    ]
+def _where(task: Task) -> tuple[str, str]:
+    return TASK_DIRECTORY, task.env.get("PYTHONPATH", "")
 
 
-def _test_limits(test_args: tuple[str, ...]) -> tuple[list[str], float | None]:
-    """Turn a test's time limit from wall into CPU seconds, and leave a longer wall limit for tests that sleep.
+async def _python(sandbox: AsyncSandbox, task: Task, args: list[str]) -> tuple[CommandResult, float]:
+    """Run the reporter with the world's first `python`, else its `python3`."""
+    limits = task.limits
+    cpu_s = math.ceil(limits.grade_cpu_s)
+    for program in ("python", "python3"):
+        watch = asyncio.create_task(_watch(sandbox, limits.grade_wall_s))
+        try:
+            result = await sandbox.run(
+                program,
+                ["-B", "-s", "-", *args],
+                # Python reads its path before the reporter runs; it opens the path once pytest is loaded.
+                env={**TEST_ENV, "PYTHONPATH": ""},
+                # No directory of the task: it would be on the import path from the first moment.
+                working_dir="/",
+                timeout=limits.grade_wall_s + _GRACE_S,
+                stdin=_reporter(),
+                max_output_bytes=MAX_REPORT_BYTES,
+                rlimits=((resource.RLIMIT_CPU, cpu_s, cpu_s + 1), (resource.RLIMIT_CORE, 0, 0)),
+            )
+            waited_s = watch.result() if watch.done() else 0.0
+        finally:
+            watch.cancel()
+        if result.reason is not Reason.NOT_STARTED:
+            break
+    return result, waited_s
 
-    Returns:
-        (arguments for pytest, CPU seconds that one test may use or None).
 
-    Raises:
-        VerifierError: `--timeout` without a number.
-    """
-    limit = next((each for each in test_args if each.startswith("--timeout=")), None)
-    if limit is None:
-        named = any(each.startswith("--timeout") for each in test_args)
-        return [*(("-p", "pytest_timeout") if named else ()), *test_args], None
+async def _commanded(sandbox: AsyncSandbox, task: Task) -> Trial:
+    watch = asyncio.create_task(_watch(sandbox, task.limits.grade_wall_s))
     try:
-        seconds = float(limit.partition("=")[2])
-    except ValueError:
-        raise VerifierError(f"{limit!r} is no time limit", kind=FailureKind.CALIBRATION) from None
-    if not 0 < seconds < math.inf:
-        return ["-p", "pytest_timeout", *test_args], None
-    kept = [each for each in test_args if each is not limit]
-    return ["-p", "pytest_timeout", f"--timeout={seconds * WALL_FACTOR:g}", *kept], seconds
+        result, report = await run_command_tests(sandbox, task, task.limits.grade_wall_s + _GRACE_S, MAX_REPORT_BYTES)
+        waited_s = watch.result() if watch.done() else 0.0
+    finally:
+        watch.cancel()
+    return Trial(
+        report, result.reason.value, result.cpu_s, result.wall_s, waited_s=waited_s, last_words=_last_words(result)
+    )
 
 
 async def _watch(sandbox: AsyncSandbox, wall_s: float) -> float:

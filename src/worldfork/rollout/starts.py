@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Self
 
 from worldfork.core.errors import SandboxError
@@ -13,6 +13,8 @@ from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.place import Place, place
 from worldfork.lineage.snapshots import SnapshotInfo
 from worldfork.lineage.starting import StartOptions, start
+from worldfork.records.edits import EditedFile, Edits
+from worldfork.records.globs import is_editable
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.records.task import Task
 from worldfork.reward.places import TASK_DIRECTORY, inside_task
@@ -37,15 +39,40 @@ class StartingState:
         """The snapshot."""
         return self._record.snapshot_id
 
+    @property
+    def tests(self) -> Mapping[str, bytes]:
+        """The hidden tests."""
+        return {path: text.encode("utf-8") for path, text in self._task.hidden_tests.items()}
+
+    @property
+    def solution(self) -> Edits:
+        """The reference, as edits."""
+        return Edits({path: EditedFile(text.encode("utf-8")) for path, text in self._task.solution.items()})
+
+    @property
+    def originals(self) -> Mapping[str, bytes]:
+        """The editable files as they are in the starting state."""
+        task = self._task
+        return {path: text.encode("utf-8") for path, text in task.files.items() if is_editable(path, task.editable)}
+
     @contextlib.asynccontextmanager
-    async def fork(self, index: int = 0) -> AsyncIterator[AsyncSandbox]:
+    async def fork(
+        self, index: int = 0, *, seed: int | None = None, grading: bool = False, snapshot_id: str | None = None
+    ) -> AsyncIterator[AsyncSandbox]:
         """Start one sandbox from it, without network and within the task's limits; it ends with the block.
 
         Args:
-            index: WORLDFORK_FORK_INDEX inside; WORLDFORK_SEED follows from it and the task alone.
+            index: WORLDFORK_FORK_INDEX inside.
+            seed: WORLDFORK_SEED inside; by default it follows from task and index alone.
+            grading: for a verifier.
+            snapshot_id: another state to start from.
         """
-        seed = int(content_id(self._task.task_hash.encode(), str(index).encode())[:15], 16)
-        live = await start(self._here, self._record, StartOptions(), index=index, seed=seed)
+        if seed is None:
+            seed = int(content_id(self._task.task_hash.encode(), str(index).encode())[:15], 16)
+        record = self._record
+        if snapshot_id is not None:
+            record = await self._here.work(lambda: self._here.store.snapshot(snapshot_id))
+        live = await start(self._here, record, StartOptions(), index=index, seed=seed)
         async with AsyncSandbox(live, owned=True) as sandbox:
             yield sandbox
 

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from worldfork.core.errors import PathError
+from worldfork.records.death import Death, LimitHits
+from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.sandbox import DirectoryEntry, ListDirectoryResponse, SandboxStatus
 from worldfork.records.task import Task
 from worldfork.sandbox.command import CommandResult, Reason
@@ -57,13 +59,31 @@ class PlayedSandbox:
         self.results = list(results)
         self.files = dict(files or {})
         self.calls: list[dict[str, Any]] = []
+        self.seen: list[dict[str, bytes]] = []
+        """The files at each call."""
         self.life = SandboxStatus.RUNNING
+        self.death: Death | None = None
+        self.hits = LimitHits()
 
-    async def write_file(self, path: str, content: bytes | str) -> None:
+    async def write_file(self, path: str, content: bytes | str, *, mode: int | None = None) -> None:
         self.files[path] = content.encode() if isinstance(content, str) else content
 
-    async def delete_file(self, path: str) -> None:
-        del self.files[path]
+    async def delete_file(self, path: str, *, recursive: bool = False) -> None:
+        gone = [each for each in self.files if each == path or (recursive and each.startswith(path + "/"))]
+        if not gone:
+            raise PathError("no such file", path=path, errno=2)
+        for each in gone:
+            del self.files[each]
+
+    async def stat_file(self, path: str, *, follow_links: bool = True) -> DirectoryEntry:
+        content = await self.read_file(path)
+        return DirectoryEntry(path, False, len(content), 0.0)
+
+    async def cause_of_death(self) -> Death | None:
+        return self.death
+
+    async def limit_hits(self) -> LimitHits:
+        return self.hits
 
     async def read_file(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
         if path not in self.files:
@@ -76,6 +96,7 @@ class PlayedSandbox:
 
     async def run(self, command: str, args: list[str], **options: Any) -> CommandResult:
         self.calls.append({"command": command, "args": args, **options})
+        self.seen.append(dict(self.files))
         result = self.results.pop(0)
         if isinstance(result, Exception):
             raise result
@@ -90,12 +111,18 @@ class PlayedStart:
 
     snapshot_id = "sn-played"
 
-    def __init__(self, *forks: PlayedSandbox | Exception) -> None:
+    def __init__(self, *forks: PlayedSandbox | Exception, task: Task | None = None) -> None:
+        task = task or a_task()
         self.forks = list(forks)
         self.ended = 0
+        self.asked: list[dict[str, Any]] = []
+        self.tests = {path: text.encode() for path, text in task.hidden_tests.items()}
+        self.solution = Edits({path: EditedFile(text.encode()) for path, text in task.solution.items()})
+        self.originals = {path: task.files[path].encode() for path in task.editable if path in task.files}
 
     @contextlib.asynccontextmanager
-    async def fork(self, index: int = 0) -> AsyncIterator[Any]:
+    async def fork(self, index: int = 0, **options: Any) -> AsyncIterator[Any]:
+        self.asked.append({"index": index, **options})
         fork = self.forks.pop(0)
         if isinstance(fork, Exception):
             raise fork

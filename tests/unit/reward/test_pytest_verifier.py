@@ -8,9 +8,11 @@ import pytest
 from tests.unit.reward.played import PlayedSandbox, PlayedStart, a_result, a_task, report, row
 
 from worldfork.core.errors import LaunchFailed, VerifierError
+from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.episode import FailureKind
 from worldfork.reward.calibration import CalibrationStore
-from worldfork.reward.pytest_verifier import Grade, PytestVerifier
+from worldfork.reward.pytest_verifier import PytestVerifier
+from worldfork.reward.verifier import Case, Grade, Verifier
 from worldfork.sandbox.command import Reason
 
 START = {"/workspace/a.py": b"old", "/workspace/b.py": b"kept"}
@@ -24,9 +26,18 @@ def reference(*names: str) -> PlayedSandbox:
     return fork(report(*(row(name) for name in names)))
 
 
-def grade(tmp_path: Path, *forks: PlayedSandbox | Exception) -> Grade:
-    verifier = PytestVerifier(CalibrationStore(tmp_path))
-    return asyncio.run(verifier.grade(a_task(), PlayedStart(*forks), {"a.py": b"mine"}))
+MINE = Edits({"a.py": EditedFile(b"mine")})
+
+
+def a_case(*forks: PlayedSandbox | Exception, **changes: Any) -> Case:
+    task = a_task(**changes)
+    start: Any = PlayedStart(*forks, task=task)
+    return Case(task, start, MINE)
+
+
+def grade(tmp_path: Path, *forks: PlayedSandbox | Exception, **changes: Any) -> Grade:
+    verifier: Verifier = PytestVerifier(CalibrationStore(tmp_path))
+    return asyncio.run(verifier.grade(a_case(*forks, **changes)))
 
 
 def test_reward_is_passed_of_expected(tmp_path: Path) -> None:
@@ -36,7 +47,7 @@ def test_reward_is_passed_of_expected(tmp_path: Path) -> None:
     assert result.reward == 0.5
     assert result.parts == {"fraction": 0.5, "fail_to_pass": pytest.approx(1 / 3)}
     assert (result.passed, result.failed) == (("a", "b"), ("c",))
-    assert result.calibration.untouched == ("a",)
+    assert result.untouched == ("a",)
 
 
 def test_the_exit_code_decides_nothing(tmp_path: Path) -> None:
@@ -59,16 +70,15 @@ def test_tests_that_the_reference_fails_are_not_expected(tmp_path: Path) -> None
     solved = fork(report(row("a"), row("b", "failed"), row("c", "skipped")))
     result = grade(tmp_path, solved, fork(report()), reference("a"))
     assert result.reward == 1.0
-    assert result.calibration.expected == ("a",)
-    assert result.calibration.reference_failed == ("b", "c")
+    assert result.expected == ("a",)
 
 
 def test_what_is_expected_is_found_out_once_and_kept(tmp_path: Path) -> None:
-    start = PlayedStart(reference("a"), fork(report()), *(reference("a") for _ in range(3)))
+    start: Any = PlayedStart(reference("a"), fork(report()), *(reference("a") for _ in range(3)))
 
     async def both() -> None:
         verifier = PytestVerifier(CalibrationStore(tmp_path))
-        await asyncio.gather(*(verifier.grade(a_task(), start, {}) for _ in range(2)))
+        await asyncio.gather(*(verifier.grade(Case(a_task(), start, MINE)) for _ in range(2)))
 
     asyncio.run(both())
     assert grade(tmp_path, reference("a")).reward == 1.0
@@ -115,3 +125,71 @@ def test_a_late_test_that_is_not_expected_voids_nothing(tmp_path: Path) -> None:
 def test_a_fork_that_fails_passes_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(LaunchFailed):
         grade(tmp_path, reference("a"), fork(report()), LaunchFailed("no"))
+
+
+def both() -> tuple[PlayedSandbox, PlayedSandbox]:
+    return reference("a", "b", "c"), fork(report(row("a"), row("b", "failed")))
+
+
+def test_a_task_can_be_scored_by_what_it_repairs(tmp_path: Path) -> None:
+    mine = fork(report(row("a"), row("b")))
+    whole = grade(tmp_path, *both(), mine, score="fail_to_pass")
+    assert (whole.reward, whole.parts["fraction"]) == (0.5, pytest.approx(2 / 3))
+    broke = grade(tmp_path, fork(report(row("b"), row("c"))), score="fail_to_pass")
+    assert (broke.reward, broke.failed) == (0.0, ())
+
+
+def test_declared_ids_are_what_counts_as_repaired(tmp_path: Path) -> None:
+    mine = fork(report(row("a"), row("b")))
+    result = grade(tmp_path, *both(), mine, score="fail_to_pass", fail_to_pass=("b",), pass_to_pass=("a",))
+    assert result.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"fail_to_pass": ("gone",)}, "does not pass"),
+        ({"fail_to_pass": ("a",)}, "without any change"),
+    ],
+)
+def test_declared_ids_that_are_wrong_are_no_score(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(VerifierError, match=words) as raised:
+        grade(tmp_path, *both(), **changes)
+    assert raised.value.fields["kind"] is FailureKind.CALIBRATION
+
+
+def test_a_task_in_which_nothing_fails_cannot_be_scored_by_repairs(tmp_path: Path) -> None:
+    with pytest.raises(VerifierError, match="nothing fails"):
+        grade(tmp_path, reference("a"), reference("a"), score="fail_to_pass")
+
+
+def test_a_task_without_a_reference_is_no_score(tmp_path: Path) -> None:
+    with pytest.raises(VerifierError, match="no reference"):
+        grade(tmp_path, solution={})
+
+
+def test_what_the_world_cannot_pass_is_told(tmp_path: Path) -> None:
+    case = a_case(*both(), pass_to_pass=("a", "z"))
+    found = asyncio.run(PytestVerifier(CalibrationStore(tmp_path)).calibrate(case.task, case.start))
+    assert found.unmet == ("z",)
+
+
+def test_a_reference_that_does_not_build_is_no_score(tmp_path: Path) -> None:
+    with pytest.raises(VerifierError) as raised:
+        grade(tmp_path, fork(b"", exit_code=1), rebuild=("make",))
+    assert raised.value.fields["kind"] is FailureKind.BUILD
+
+
+def test_an_end_that_left_nothing_is_worth_0(tmp_path: Path) -> None:
+    verifier = PytestVerifier(CalibrationStore(tmp_path))
+    nothing = asyncio.run(verifier.grade_nothing(a_case(*both())))
+    assert (nothing.reward, nothing.expected, nothing.untouched) == (0.0, ("a", "b", "c"), ("a",))
+    assert nothing.parts == {"fraction": 0.0, "fail_to_pass": 0.0}
+
+
+def test_graded_forks_are_those_of_verifiers(tmp_path: Path) -> None:
+    case = a_case(*both(), fork(report()))
+    asyncio.run(PytestVerifier(CalibrationStore(tmp_path)).grade(case))
+    start: Any = case.start
+    assert all(asked["grading"] is True for asked in start.asked)
+    assert len(start.asked) == 3

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from tests.unit.reward.played import PlayedSandbox, a_result, a_task, report, row
 
-from worldfork.core.errors import OutOfSpace, PathError, SandboxDied, VerifierError
+from worldfork.core.errors import ConfigError, OutOfSpace, PathError, SandboxDied, VerifierError
+from worldfork.records.death import Death, DeathCause, LimitHits
+from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.records.task_limits import TaskLimits
@@ -19,41 +21,136 @@ PASSED = report(row("t::a"))
 START = {"/workspace/a.py": b"old", "/workspace/b.py": b"kept"}
 
 
-def run(sandbox: PlayedSandbox, task: Task, edits: dict[str, bytes]) -> Trial:
-    return asyncio.run(run_tests(sandbox, task, edits))  # type: ignore[arg-type]  # a played sandbox
+def edits(*removed: str, **files: bytes) -> Edits:
+    return Edits({name.replace("_py", ".py"): EditedFile(content) for name, content in files.items()}, removed)
+
+
+def run(sandbox: PlayedSandbox, task: Task, left: Edits | None = None) -> Trial:
+    tests = {path: text.encode() for path, text in task.hidden_tests.items()}
+    played: Any = sandbox
+    return asyncio.run(run_tests(played, task, tests, left or Edits()))
 
 
 def test_edits_are_laid_down_and_hidden_tests_win() -> None:
     sandbox = PlayedSandbox(a_result(PASSED), files=START)
     task = a_task(editable=("a.py", "test_a.py", "new.py"))
-    run(sandbox, task, {"a.py": b"mine", "test_a.py": b"forged", "b.py": b"not mine to change"})
+    trial = run(sandbox, task, edits(a_py=b"mine", test_a_py=b"forged", b_py=b"not mine to change"))
     assert sandbox.files == {
         "/workspace/a.py": b"mine",
         "/workspace/b.py": b"kept",
         "/workspace/test_a.py": b"hidden",
     }
+    assert trial.notes == ("not laid down: b.py",)
 
 
-def test_an_editable_file_that_was_not_carried_does_not_exist() -> None:
+def test_a_removed_file_does_not_exist_for_the_tests() -> None:
     sandbox = PlayedSandbox(a_result(PASSED), files=START)
-    run(sandbox, a_task(), {"new.py": b"new"})
-    assert "/workspace/a.py" not in sandbox.files
-    assert sandbox.files["/workspace/new.py"] == b"new"
+    run(sandbox, a_task(), edits("a.py", "b.py", new_py=b"new"))
+    assert sandbox.files == {
+        "/workspace/b.py": b"kept",
+        "/workspace/new.py": b"new",
+        "/workspace/test_a.py": b"hidden",
+    }
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "conftest.py",
+        "pkg/conftest.py",
+        "conftest/__init__.py",
+        "sitecustomize.py",
+        "usercustomize/__init__.py",
+        "sitecustomize.cpython-311-x86_64-linux-gnu.so",
+        "lib/evil.pth",
+        "__pycache__/a.cpython-311.pyc",
+        "a.pyc",
+        "evil-1.dist-info/entry_points.txt",
+    ],
+)
+def test_nothing_that_runs_before_the_tests_is_laid_down(path: str) -> None:
+    sandbox = PlayedSandbox(a_result(PASSED), files={**START, "/workspace/" + path: b"the world's"})
+    left = Edits({path: EditedFile(b"mine"), "ok.py": EditedFile(b"mine")})
+    trial = run(sandbox, a_task(editable=("**",)), left)
+    assert sandbox.files["/workspace/" + path] == b"the world's"
+    assert sandbox.files["/workspace/ok.py"] == b"mine"
+    assert trial.notes == (f"not laid down: {path}",)
+
+
+def test_start_up_files_of_the_hidden_tests_are_theirs() -> None:
+    sandbox = PlayedSandbox(a_result(PASSED), files=START)
+    task = a_task(editable=("**",), hidden_tests={"test_a.py": "hidden", "conftest.py": "hidden too"})
+    trial = run(sandbox, task, edits(conftest_py=b"mine"))
+    assert sandbox.files["/workspace/conftest.py"] == b"hidden too"
+    assert trial.notes == ()
+
+
+def test_what_is_planted_where_tests_belong_is_gone() -> None:
+    sandbox = PlayedSandbox(a_result(PASSED), files={**START, "/workspace/tests/old.py": b"the world's"})
+    task = a_task(editable=("**",), test_roots=("tests",), hidden_tests={"tests/test_a.py": "hidden"})
+    run(sandbox, task, Edits({"tests/test_b.py": EditedFile(b"planted")}))
+    assert {path for path in sandbox.files if "/tests/" in path} == {"/workspace/tests/test_a.py"}
 
 
 def test_how_pytest_is_called() -> None:
     sandbox = PlayedSandbox(a_result(PASSED), files=START)
-    run(sandbox, a_task(limits=TaskLimits(grade_cpu_s=7.5, grade_wall_s=20)), {"a.py": b""})
+    limits = TaskLimits(grade_cpu_s=7.5, grade_wall_s=20)
+    run(sandbox, a_task(limits=limits, env={"PYTHONPATH": "src:lib"}), edits(a_py=b""))
     call = sandbox.calls[0]
     args = call["args"]
-    assert args[:5] == ["-P", "-B", "-s", "-", "8"]
+    assert args[:6] == ["-B", "-s", "-", "8", "/workspace", "src:lib"]
     assert args[args.index("-c") + 1] == "/dev/null"
     assert "no:cacheprovider" in args
     assert args[-4:] == ["-p", "pytest_timeout", "--timeout=32", "test_a.py"]
     assert call["env"]["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] == "1"
+    # Nothing of the task is on the import path before pytest is loaded.
+    assert (call["env"]["PYTHONPATH"], call["working_dir"]) == ("", "/")
     assert (resource.RLIMIT_CPU, 8, 9) in call["rlimits"]
     assert call["timeout"] > 20
     assert b"class Reporter" in call["stdin"]
+
+
+def test_a_world_without_python_may_have_python3() -> None:
+    missing = a_result(b"", reason=Reason.NOT_STARTED, exit_code=127)
+    sandbox = PlayedSandbox(missing, a_result(PASSED), files=START)
+    assert run(sandbox, a_task()).report.passed == {"t::a"}
+    assert [call["command"] for call in sandbox.calls] == ["python", "python3"]
+
+
+REBUILT = ("make", "-s")
+
+
+def test_sources_are_rebuilt_before_there_are_tests() -> None:
+    sandbox = PlayedSandbox(a_result(b""), a_result(PASSED), files=START)
+    trial = run(sandbox, a_task(rebuild=REBUILT), edits(a_py=b"mine"))
+    assert [call["command"] for call in sandbox.calls] == ["make", "python"]
+    assert sandbox.seen[0]["/workspace/a.py"] == b"mine"
+    assert "/workspace/test_a.py" not in sandbox.seen[0]
+    assert trial.report.passed == {"t::a"}
+
+
+def test_an_untouched_state_is_not_rebuilt() -> None:
+    sandbox = PlayedSandbox(a_result(PASSED), files=START)
+    assert run(sandbox, a_task(rebuild=REBUILT)).end == "exited"
+
+
+def test_sources_that_do_not_build_pass_nothing() -> None:
+    sandbox = PlayedSandbox(a_result(b"no such header", exit_code=1), files=START)
+    trial = run(sandbox, a_task(rebuild=REBUILT), edits(a_py=b"mine"))
+    assert (trial.end, trial.report.passed, trial.last_words) == ("build_failed", frozenset(), "no such header")
+
+
+@pytest.mark.parametrize(
+    ("result", "kind"),
+    [
+        (a_result(b"", reason=Reason.NOT_STARTED, exit_code=127), FailureKind.BUILD),
+        (a_result(b"", reason=Reason.TIMED_OUT, exit_code=-9, wall_s=300.0, cpu_s=2.0), FailureKind.OVERLOAD),
+    ],
+)
+def test_a_rebuild_step_that_the_machine_failed_is_no_score(result: Any, kind: FailureKind) -> None:
+    with pytest.raises(VerifierError) as raised:
+        run(PlayedSandbox(result, files=START), a_task(rebuild=REBUILT), edits(a_py=b"mine"))
+    assert raised.value.fields["kind"] is kind
 
 
 @pytest.mark.parametrize(
@@ -63,25 +160,27 @@ def test_how_pytest_is_called() -> None:
         (("--timeout=0", "t.py"), "0", ["-p", "pytest_timeout", "--timeout=0", "t.py"]),
         (("--timeout", "9", "t.py"), "0", ["-p", "pytest_timeout", "--timeout", "9", "t.py"]),
         (("--timeout=0.5", "t.py"), "0.5", ["-p", "pytest_timeout", "--timeout=2", "t.py"]),
+        (("--forked", "t.py"), "0", ["-p", "pytest_forked", "--forked", "t.py"]),
+        (("-p", "xdist.plugin", "t.py"), "0", ["-p", "xdist.plugin", "t.py"]),
     ],
 )
 def test_a_tests_own_limit_counts_cpu_seconds(test_args: tuple[str, ...], first: str, last: list[str]) -> None:
     sandbox = PlayedSandbox(a_result(PASSED), files=START)
-    run(sandbox, a_task(test_args=test_args), {})
+    run(sandbox, a_task(test_args=test_args))
     args = sandbox.calls[0]["args"]
-    assert args[4] == first
+    assert args[3] == first
     assert args[-len(last) :] == last
 
 
 def test_a_limit_that_is_no_number_is_the_tasks_fault() -> None:
     with pytest.raises(VerifierError) as raised:
-        run(PlayedSandbox(files=START), a_task(test_args=("--timeout=soon",)), {})
+        run(PlayedSandbox(files=START), a_task(test_args=("--timeout=soon",)))
     assert raised.value.fields["kind"] is FailureKind.CALIBRATION
 
 
 def test_hidden_configuration_is_used() -> None:
     sandbox = PlayedSandbox(a_result(PASSED), files=START)
-    run(sandbox, a_task(hidden_tests={"test_a.py": "", "tox.ini": "", "pytest.ini": ""}), {})
+    run(sandbox, a_task(hidden_tests={"test_a.py": "", "tox.ini": "", "pytest.ini": ""}))
     args = sandbox.calls[0]["args"]
     assert args[args.index("-c") + 1] == "/workspace/pytest.ini"
 
@@ -89,27 +188,97 @@ def test_hidden_configuration_is_used() -> None:
 @pytest.mark.parametrize("result", [a_result(b""), a_result(b"", reason=Reason.NOT_STARTED, exit_code=127)])
 def test_tests_that_did_not_start_are_no_score(result: Any) -> None:
     with pytest.raises(VerifierError) as raised:
-        run(PlayedSandbox(result, files=START), a_task(), {})
+        run(PlayedSandbox(result, result, files=START), a_task())
     assert raised.value.fields["kind"] is FailureKind.GRADING
 
 
 def test_what_the_code_under_test_does_to_its_fork_is_its_own() -> None:
-    died = run(PlayedSandbox(SandboxDied("gone"), files=START), a_task(), {})
+    died = run(PlayedSandbox(SandboxDied("gone"), files=START), a_task())
     assert (died.end, died.report.passed) == ("sandbox_died", frozenset())
-    full = run(PlayedSandbox(OutOfSpace("full", scope="sandbox"), files=START), a_task(), {})
+    full = run(PlayedSandbox(OutOfSpace("full", scope="sandbox"), files=START), a_task())
     assert full.end == "out_of_space"
     with pytest.raises(OutOfSpace):
-        run(PlayedSandbox(OutOfSpace("full", scope="host"), files=START), a_task(), {})
+        run(PlayedSandbox(OutOfSpace("full", scope="host"), files=START), a_task())
+
+
+def test_the_worlds_configuration_is_used_where_no_policy_may_change_it() -> None:
+    files = {**START, "/workspace/pyproject.toml": b"[tool.other]", "/workspace/tox.ini": b"[pytest]"}
+    for editable, expected in ((("a.py",), "/workspace/tox.ini"), (("**",), "/dev/null")):
+        sandbox = PlayedSandbox(a_result(PASSED), files=files)
+        run(sandbox, a_task(editable=editable))
+        args = sandbox.calls[0]["args"]
+        assert args[args.index("-c") + 1] == expected
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        (DeathCause.HOST_MEMORY, FailureKind.MEMORY),
+        (DeathCause.HOST_DISK, FailureKind.SPACE),
+        (DeathCause.OUTSIDE, FailureKind.LOST),
+        (DeathCause.UNKNOWN, FailureKind.LOST),
+    ],
+)
+def test_a_death_that_the_code_under_test_did_not_cause_is_no_score(cause: DeathCause, kind: FailureKind) -> None:
+    sandbox = PlayedSandbox(SandboxDied("gone"), files=START)
+    sandbox.death = Death(cause, "seen")
+    with pytest.raises(VerifierError) as raised:
+        run(sandbox, a_task())
+    assert raised.value.fields["kind"] is kind
+
+
+def test_a_kill_for_memory_is_the_codes_own_unless_the_host_had_none() -> None:
+    killed = a_result(PASSED, reason=Reason.OOM_KILLED, exit_code=-9)
+    assert run(PlayedSandbox(killed, files=START), a_task()).end == "oom_killed"
+    sandbox = PlayedSandbox(killed, files=START)
+    sandbox.hits = LimitHits(host_memory=1)
+    with pytest.raises(VerifierError) as raised:
+        run(sandbox, a_task())
+    assert raised.value.fields["kind"] is FailureKind.MEMORY
 
 
 def test_trouble_before_the_tests_is_ours() -> None:
     sandbox = PlayedSandbox(files={})
     sandbox.delete_file = _refuse  # type: ignore[method-assign]
     with pytest.raises(PathError):
-        run(sandbox, a_task(), {})
+        run(sandbox, a_task())
 
 
-async def _refuse(path: str) -> None:
+JUNIT = (
+    b'<testsuite><testcase classname="t" name="a"/><testcase classname="t" name="b"><failure/></testcase></testsuite>'
+)
+
+
+def test_results_of_another_program_are_read_and_those_that_were_planted_are_not() -> None:
+    class Writes(PlayedSandbox):
+        async def run(self, command: str, args: list[str], **options: Any) -> Any:
+            result = await super().run(command, args, **options)
+            self.files["/workspace/out.xml"] = JUNIT
+            return result
+
+    task = a_task(test_command=("make", "test"), reader="junit:out.xml")
+    planted = {**START, "/workspace/out.xml": b"planted"}
+    sandbox = Writes(a_result(b"", exit_code=2), files=planted)
+    trial = run(sandbox, task, edits(a_py=b"mine"))
+    assert "/workspace/out.xml" not in sandbox.seen[0]
+    assert (trial.report.passed, sorted(trial.report.tests), trial.report.finished) == (
+        {"t::a"},
+        ["t::a", "t::b"],
+        True,
+    )
+    silent = run(PlayedSandbox(a_result(b""), files=planted), task)
+    assert (silent.report.passed, silent.report.finished) == (frozenset(), False)
+
+
+def test_a_command_that_is_pytest_is_run_under_the_verifiers_eyes() -> None:
+    sandbox = PlayedSandbox(a_result(PASSED), files=START)
+    run(sandbox, a_task(test_command=("python3.12", "-m", "pytest", "-x", "t.py")))
+    assert sandbox.calls[0]["args"][-2:] == ["-x", "t.py"]
+    with pytest.raises(ConfigError):
+        run(PlayedSandbox(files=START), a_task(test_command=("make", "test")))
+
+
+async def _refuse(path: str, **_: object) -> None:
     raise PathError("no", path=path, errno=5)
 
 
@@ -151,4 +320,4 @@ def test_at_the_wall_limit_the_kernel_is_asked_who_waited() -> None:
     files = {**START, "/proc/7/schedstat": b"100 9000000000 3\n", "/proc/8/schedstat": b"odd", "/proc/self/stat": b""}
     late = a_result(report(finished=False), reason=Reason.TIMED_OUT, wall_s=10.0, cpu_s=0.1)
     task = a_task(limits=TaskLimits(grade_wall_s=0.05))
-    assert run(Stalled(late, files=files), task, {}).waited_s == pytest.approx(9.0)
+    assert run(Stalled(late, files=files), task).waited_s == pytest.approx(9.0)

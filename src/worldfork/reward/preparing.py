@@ -1,0 +1,75 @@
+"""Making a fork of the starting state ready for its tests: edits, the rebuild step, hidden tests."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from worldfork.core.errors import VerifierError
+from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.records.edits import Edits
+from worldfork.records.episode import FailureKind
+from worldfork.records.task import Task
+from worldfork.reward.blame import check_host, overload
+from worldfork.reward.laying import lay_edits, lay_tests
+from worldfork.reward.places import TASK_DIRECTORY
+from worldfork.reward.startup import admit
+from worldfork.sandbox.command import CommandResult, Reason
+
+BUILD_FAILED = "build_failed"
+"""How a grading ends whose rebuild step does not end with 0: no test has passed."""
+
+_MAX_OUTPUT_BYTES = 1 << 20
+_STARVED_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What became of the fork."""
+
+    broken: CommandResult | None
+    """The rebuild step, where it did not end with 0; the tests are not there then."""
+    notes: tuple[str, ...]
+
+
+async def prepare(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes], edits: Edits) -> Prepared:
+    """Lay the edits down, rebuild what was made of them, then lay the hidden tests over it.
+
+    The starting state is built already, so nothing is rebuilt where nothing was edited.
+
+    Raises:
+        VerifierError: the machine had no CPU or memory for the rebuild step, or it cannot be run at all.
+        SandboxError: the fork could not be written to.
+    """
+    admitted, notes = admit(task, edits, tests)
+    await lay_edits(sandbox, admitted)
+    broken = None if admitted.empty or not task.rebuild else await _rebuild(sandbox, task)
+    if broken is None:
+        await lay_tests(sandbox, task, tests)
+    return Prepared(broken, notes)
+
+
+async def _rebuild(sandbox: AsyncSandbox, task: Task) -> CommandResult | None:
+    program, *args = task.rebuild
+    result = await sandbox.run(
+        program,
+        args,
+        working_dir=TASK_DIRECTORY,
+        timeout=task.limits.rebuild_wall_s,
+        max_output_bytes=_MAX_OUTPUT_BYTES,
+        rlimits=((resource.RLIMIT_CORE, 0, 0),),
+    )
+    if result.ok:
+        return None
+    if result.reason is Reason.NOT_STARTED:
+        raise VerifierError(
+            f"the rebuild step of {task.task_id} cannot be run: {result.stderr.strip()[-300:] or program}",
+            remedy="the world needs the program that `rebuild` names",
+            kind=FailureKind.BUILD,
+        )
+    if result.reason is Reason.OOM_KILLED:
+        await check_host(sandbox)
+    if result.timed_out and result.cpu_s < _STARVED_SHARE * result.wall_s:
+        raise overload(task)
+    return result

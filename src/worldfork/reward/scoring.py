@@ -1,0 +1,27 @@
+"""What a set of passed tests is worth."""
+
+from __future__ import annotations
+
+from worldfork.records.task import Task
+from worldfork.reward.calibration import Calibration
+
+
+def score_tests(task: Task, calibration: Calibration, passed: frozenset[str]) -> tuple[float, dict[str, float]]:
+    """Return the reward of `task.score`, and both scores as parts.
+
+    `fraction` is passed of expected. `fail_to_pass` is the fraction of the tests that the starting state fails, and 0
+    as soon as one is lost that it passes; there is none where it fails no test.
+
+    Args:
+        task: whose tests.
+        calibration: which of them are expected.
+        passed: ids; those that are not expected count for nothing.
+    """
+    expected = frozenset(calibration.expected)
+    passed &= expected
+    parts = {"fraction": len(passed) / len(expected)}
+    untouched = frozenset(calibration.untouched)
+    broken = frozenset(task.fail_to_pass) or expected - untouched
+    if broken:
+        parts["fail_to_pass"] = len(passed & broken) / len(broken) if untouched <= passed else 0.0
+    return parts.get(task.score, parts["fraction"]), parts
