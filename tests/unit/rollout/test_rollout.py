@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.reward.played import PlayedSandbox, PlayedStart, a_result, a_task
+from tests.unit.rollout.acting import GRADE, Acting, Box, Left, Start, Verifier, a_task
 
 from worldfork.core.clock import ManualClock
 from worldfork.core.errors import (
@@ -19,91 +20,93 @@ from worldfork.core.errors import (
     SandboxDied,
     VerifierError,
 )
+from worldfork.records.death import Death, DeathCause, LimitHits
+from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.episode import Episode, FailureKind
-from worldfork.records.sandbox import SandboxStatus
 from worldfork.records.task_limits import TaskLimits
-from worldfork.reward.calibration import Calibration
-from worldfork.reward.pytest_verifier import Grade
-from worldfork.reward.report import Report
-from worldfork.reward.trial import Trial
-from worldfork.rollout import rollout
-from worldfork.rollout.group import Group, run_rollouts
-from worldfork.rollout.policies import NopPolicy
+from worldfork.reward.verifier import Grade
+from worldfork.rollout import attempt
+from worldfork.rollout.attempt import Setting, Which
 from worldfork.rollout.rollout import run_rollout
 
-CALIBRATION = Calibration("", "sn-played", ("a", "b"), ("a",), (), 0.1)
-GRADE = Grade(
-    reward=0.5,
-    parts={"fraction": 0.5},
-    passed=("a",),
-    failed=("b",),
-    calibration=CALIBRATION,
-    trial=Trial(Report(), "exited", 0.2, 0.3),
-    sandbox_id="sb-g",
-    calibrate_s=0.0,
-    grade_s=0.4,
-)
+LIMITS = TaskLimits(policy_wall_s=0.05, start_wall_s=0.2, stop_wall_s=0.2)
 
 
-class PlayedVerifier:
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
-        self.edits: list[Mapping[str, bytes]] = []
+class Carrying:
+    """What carrying out meets, where it meets anything; reading a sandbox is tried with real ones."""
 
-    async def grade(self, task: Any, start: Any, edits: Mapping[str, bytes]) -> Grade:
-        self.edits.append(edits)
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.hangs = False
+        self.left = Left(Edits({"a.py": EditedFile(b"mine")}))
+
+    async def __call__(self, sandbox: Any, task: Any, *, start_snapshot_id: str) -> Left:
+        if self.hangs:
+            await asyncio.sleep(60)
         if self.error is not None:
             raise self.error
-        return GRADE
-
-    async def calibrate(self, task: Any, start: Any) -> Calibration:
-        return CALIBRATION
-
-
-class Acting:
-    policy_id = "acting"
-
-    def __init__(self, error: BaseException | None = None, *, dies: bool = False) -> None:
-        self.error = error
-        self.dies = dies
-
-    async def act(self, sandbox: Any, task: Any, index: int) -> None:
-        if self.dies:
-            sandbox.life = SandboxStatus.TERMINATED
-        if self.error is not None:
-            raise self.error
+        return self.left
 
 
 @pytest.fixture(autouse=True)
-def carried(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
-    """What carrying out meets, where it meets anything; reading a sandbox is tried with real ones."""
-    trouble: list[Exception] = []
-
-    async def carry_out(sandbox: Any, task: Any) -> dict[str, bytes]:
-        if trouble:
-            raise trouble[0]
-        return {"a.py": b"mine"}
-
-    monkeypatch.setattr(rollout, "carry_out", carry_out)
-    return trouble
+def carrying(monkeypatch: pytest.MonkeyPatch) -> Carrying:
+    found = Carrying()
+    monkeypatch.setattr(attempt, "carry_out", found)
+    return found
 
 
-def run(policy: Any, *, verifier: PlayedVerifier | None = None, start: PlayedStart | None = None) -> Episode:
-    start = start or PlayedStart(PlayedSandbox(a_result(b"")))
-    task = a_task(limits=TaskLimits(policy_wall_s=0.05))
-    judge: Any = verifier or PlayedVerifier()
-    source: Any = start
-    episode = asyncio.run(run_rollout(task, policy, 3, source, judge, ManualClock()))
-    assert start.ended == (0 if episode.sandbox_id is None else 1)
-    return episode
+def run(policy: Any, *, verifier: Verifier | None = None, start: Start | None = None, keep: bool = False) -> Episode:
+    start = start or Start()
+    setting: Any = Setting(start, verifier or Verifier(), ManualClock(), keep_end=keep)  # type: ignore[arg-type]
+    which = Which(a_task(limits=LIMITS), policy.policy_id, 3)
+    outcome = asyncio.run(run_rollout(which, policy, setting))
+    assert start.begun == start.ended
+    return outcome.episode
 
 
-def test_a_scored_episode_tells_all() -> None:
+def dying(death: Death, error: Exception | None = None) -> Acting:
+    async def die(sandbox: Any, turn: Any) -> None:
+        sandbox._inner.death = death
+        if error is not None:
+            raise error
+
+    return Acting(die)
+
+
+def kind_of(episode: Episode) -> FailureKind | None:
+    assert (episode.reward is None) == (episode.failure is not None)
+    return episode.failure.kind if episode.failure else None
+
+
+def test_a_scored_episode_tells_all(carrying: Carrying) -> None:
     episode = run(Acting())
     assert (episode.reward, episode.failure, episode.policy_end) == (0.5, None, "finished")
     assert (episode.expected, episode.passed, episode.failed) == (("a", "b"), ("a",), ("b",))
     assert (episode.snapshot_id, episode.sandbox_id, episode.grading_sandbox_id) == ("sn-played", "sb-played", "sb-g")
-    assert episode.key == (a_task(limits=TaskLimits(policy_wall_s=0.05)).task_hash, "acting", 3)
+    assert (episode.seed, episode.attempt, episode.verifier_id, episode.trust) == (7, 1, "played", "fresh")
+    assert episode.key == (a_task(limits=LIMITS).task_hash, "acting", 3)
+    assert episode.final_snapshot_id is None
+    assert carrying.left.dropped == 1
+
+
+def test_what_an_episode_names_comes_with_it() -> None:
+    async def act(sandbox: Any, turn: Any) -> None:
+        turn.note("seen")
+
+    start = Start()
+    setting: Any = Setting(start, Verifier(), ManualClock())  # type: ignore[arg-type]
+    outcome = asyncio.run(run_rollout(Which(a_task(), "acting", 0), Acting(act), setting))
+    edits, trajectory = outcome.blobs
+    assert Edits.from_bytes(edits).files["a.py"].content == b"mine"
+    assert b"seen" in trajectory
+    assert outcome.episode.edits and outcome.episode.trajectory
+
+
+def test_the_end_is_kept_where_that_is_asked_and_earned(carrying: Carrying) -> None:
+    assert run(Acting(), keep=True).final_snapshot_id == "sn-end"
+    assert carrying.left.dropped == 0
+    assert run(Acting(), keep=True, verifier=Verifier(VerifierError("odd"))).final_snapshot_id is None
+    assert carrying.left.dropped == 1
 
 
 @pytest.mark.parametrize(
@@ -112,25 +115,24 @@ def test_a_scored_episode_tells_all() -> None:
         (PolicyError("no model"), FailureKind.POLICY, "policy"),
         (RuntimeError("defect"), FailureKind.POLICY, "RuntimeError"),
         (TimeoutError("its own"), FailureKind.POLICY, "TimeoutError"),
+        (asyncio.CancelledError(), FailureKind.POLICY, "RuntimeError"),
         (OutOfSpace("full", scope="host"), FailureKind.SPACE, "out_of_space"),
         (PathError("full", path="/a", errno=errno.ENOSPC), FailureKind.SPACE, "path"),
         (PathError("broken", path="/a", errno=errno.EIO), FailureKind.POLICY, "path"),
         (ConfigError("defect"), FailureKind.POLICY, "config"),
+        (MemoryError(), FailureKind.MEMORY, "MemoryError"),
+        (SandboxDied("a socket broke, and it lives"), FailureKind.LOST, "sandbox_died"),
     ],
 )
-def test_what_breaks_on_the_host_is_no_score(error: Exception, kind: FailureKind, code: str) -> None:
+def test_what_breaks_on_the_host_is_no_score(error: BaseException, kind: FailureKind, code: str) -> None:
     episode = run(Acting(error))
-    assert episode.reward is None
     assert episode.failure is not None
     assert (episode.failure.kind, episode.failure.code) == (kind, code)
 
 
 @pytest.mark.parametrize(
     "error",
-    [
-        PathError("a FIFO", path="/a", errno=errno.EINVAL),
-        CommandTimeout("late", result=None),
-    ],
+    [PathError("a FIFO", path="/a", errno=errno.EINVAL), CommandTimeout("late", result=None)],
 )
 def test_what_a_policy_meets_in_its_sandbox_ends_its_turn(error: Exception) -> None:
     episode = run(Acting(error))
@@ -139,30 +141,70 @@ def test_what_a_policy_meets_in_its_sandbox_ends_its_turn(error: Exception) -> N
 
 
 def test_a_turn_that_lasts_too_long_is_graded() -> None:
-    class Stalls(Acting):
-        async def act(self, sandbox: Any, task: Any, index: int) -> None:
-            await asyncio.sleep(60)
+    async def stall(sandbox: Any, turn: Any) -> None:
+        await asyncio.sleep(60)
 
-    episode = run(Stalls())
+    episode = run(Acting(stall))
     assert (episode.reward, episode.policy_end) == (0.5, "timed_out")
 
 
+def test_a_policy_that_does_not_let_go_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt, "_SETTLE_S", 0.02)
+
+    async def cling(sandbox: Any, turn: Any) -> None:
+        for _ in range(20):
+            try:
+                await asyncio.sleep(0.1)
+            except asyncio.CancelledError:
+                continue
+
+    episode = run(Acting(cling))
+    assert (episode.reward, episode.policy_end) == (0.5, "timed_out")
+
+
+@pytest.mark.parametrize("cause", [DeathCause.DISK, DeathCause.CRASHED, DeathCause.ENDED])
+@pytest.mark.parametrize("error", [None, SandboxDied("gone"), RuntimeError("its tool broke")])
+def test_a_death_of_its_own_doing_earns_nothing(cause: DeathCause, error: Exception | None, carrying: Carrying) -> None:
+    carrying.error = SandboxDied("gone")
+    verifier = Verifier()
+    episode = run(dying(Death(cause, ""), error), verifier=verifier)
+    assert (episode.reward, episode.policy_end) == (0.0, "sandbox_died")
+    assert (episode.expected, episode.passed) == (("a", "b"), ())
+    assert verifier.cases == []
+
+
 @pytest.mark.parametrize(
-    ("policy", "trouble", "end"),
+    ("cause", "kind"),
     [
-        (Acting(SandboxDied("gone"), dies=True), SandboxDied("gone"), "sandbox_died"),
-        (Acting(RuntimeError("tool broken"), dies=True), SandboxDied("gone"), "sandbox_died"),
-        (Acting(), SandboxDied("gone"), "sandbox_died"),
-        (Acting(), OutOfSpace("full", scope="sandbox"), "out_of_space"),
+        (DeathCause.OUTSIDE, FailureKind.LOST),
+        (DeathCause.UNKNOWN, FailureKind.LOST),
+        (DeathCause.HOST_MEMORY, FailureKind.MEMORY),
+        (DeathCause.HOST_DISK, FailureKind.SPACE),
+        (DeathCause.TIME, FailureKind.LIMIT),
     ],
 )
-def test_a_dead_sandbox_earns_nothing(policy: Acting, trouble: Exception, end: str, carried: list[Exception]) -> None:
-    carried.append(trouble)
-    verifier = PlayedVerifier()
-    episode = run(policy, verifier=verifier)
-    assert (episode.reward, episode.policy_end) == (0.0, end)
-    assert (episode.expected, episode.passed) == (("a", "b"), ())
-    assert verifier.edits == []
+@pytest.mark.parametrize("error", [None, SandboxDied("gone"), RuntimeError("its tool broke")])
+def test_a_death_of_our_doing_is_no_score(
+    cause: DeathCause, kind: FailureKind, error: Exception | None, carrying: Carrying
+) -> None:
+    carrying.error = SandboxDied("gone")
+    assert kind_of(run(dying(Death(cause, "told"), error))) is kind
+
+
+def test_a_full_disk_of_its_own_earns_nothing(carrying: Carrying) -> None:
+    carrying.error = OutOfSpace("full", scope="sandbox")
+    assert run(Acting()).reward == 0.0
+    carrying.error = OutOfSpace("full", scope="host")
+    assert kind_of(run(Acting())) is FailureKind.SPACE
+
+
+def test_a_process_that_the_host_took_is_no_score() -> None:
+    def short(index: int) -> Box:
+        box = Box()
+        box.hits = LimitHits(host_memory=1)
+        return box
+
+    assert kind_of(run(Acting(), start=Start(short))) is FailureKind.MEMORY
 
 
 @pytest.mark.parametrize(
@@ -174,46 +216,70 @@ def test_a_dead_sandbox_earns_nothing(policy: Acting, trouble: Exception, end: s
         (SandboxDied("gone"), FailureKind.GRADING),
         (OutOfSpace("full", scope="host"), FailureKind.SPACE),
         (OSError(errno.ENOSPC, "full"), FailureKind.SPACE),
+        (OSError(errno.ENOMEM, "none"), FailureKind.MEMORY),
         (KeyError("defect"), FailureKind.GRADING),
     ],
 )
 def test_trouble_of_the_verifier_is_no_score(error: Exception, kind: FailureKind) -> None:
-    episode = run(Acting(), verifier=PlayedVerifier(error))
-    assert episode.reward is None
-    assert episode.failure is not None
-    assert episode.failure.kind is kind
+    assert kind_of(run(Acting(), verifier=Verifier(error))) is kind
 
 
-def test_reading_that_fails_for_our_reasons_is_no_score(carried: list[Exception]) -> None:
-    carried.append(PathError("broken", path="/a", errno=errno.EIO))
-    failure = run(Acting()).failure
-    assert failure is not None
-    assert failure.kind is FailureKind.CARRY
+@pytest.mark.parametrize("reward", [1.5, -0.1, float("nan"), float("inf"), True, "1", None])
+def test_a_reward_that_is_none_is_no_score(reward: Any) -> None:
+    for grade in (replace(GRADE, reward=reward), replace(GRADE, parts={"other": reward})):
+        assert kind_of(run(Acting(), verifier=Verifier(give=lambda _, grade=grade: grade))) is FailureKind.GRADING  # type: ignore[misc]
+
+
+def test_no_grade_is_no_score() -> None:
+    nothing: Callable[[Any], Grade] = lambda _: None  # type: ignore[assignment, return-value]  # noqa: E731
+    assert kind_of(run(Acting(), verifier=Verifier(give=nothing))) is FailureKind.GRADING
+
+
+def test_reading_that_fails_for_our_reasons_is_no_score(carrying: Carrying) -> None:
+    carrying.error = PathError("broken", path="/a", errno=errno.EIO)
+    assert kind_of(run(Acting())) is FailureKind.CARRY
 
 
 def test_a_fork_that_fails_is_no_score() -> None:
-    failure = run(Acting(), start=PlayedStart(LaunchFailed("no"))).failure
+    def fail(index: int) -> Box:
+        raise LaunchFailed("no")
+
+    assert kind_of(run(Acting(), start=Start(fail))) is FailureKind.FORK
+
+
+def test_an_end_that_takes_too_long_says_so(carrying: Carrying) -> None:
+    carrying.hangs = True
+    failure = run(Acting()).failure
     assert failure is not None
-    assert (failure.kind, failure.code) == (FailureKind.FORK, "launch_failed")
+    assert (failure.kind, failure.message) == (FailureKind.LIMIT, "ending a sandbox took more than 0.2 s")
 
 
-def test_cancellation_passes() -> None:
+def test_only_the_reference_is_told_the_solution() -> None:
+    seen: list[Any] = []
+
+    async def look(sandbox: Any, turn: Any) -> None:
+        seen.append(turn.solution)
+
+    run(Acting(look))
+    run(Acting(look, "reference"))
+    assert seen == [None, Start.solution]
+
+
+def test_cancellation_passes_after_the_end() -> None:
+    start = Start()
+    began = asyncio.Event()
+
+    async def stall(sandbox: Any, turn: Any) -> None:
+        began.set()
+        await asyncio.sleep(60)
+
+    async def cancel() -> None:
+        setting: Any = Setting(start, Verifier(), ManualClock())  # type: ignore[arg-type]
+        rolling = asyncio.ensure_future(run_rollout(Which(a_task(), "acting", 0), Acting(stall), setting))
+        await began.wait()
+        rolling.cancel()
+        await rolling
+
     with pytest.raises(asyncio.CancelledError):
-        run(Acting(asyncio.CancelledError()))
-
-
-def test_bad_arguments_start_nothing() -> None:
-    task = a_task()
-    for tasks, options in (([task], {"n": 0}), ([task, task], {}), ([task], {"concurrency": 0})):
-        with pytest.raises(ConfigError):
-            asyncio.run(run_rollouts(tasks, NopPolicy(), **options))
-
-
-def test_no_tasks_no_episodes() -> None:
-    assert asyncio.run(run_rollouts([], NopPolicy())) == []
-
-
-def test_a_group_compares_its_episodes() -> None:
-    group = Group(a_task(), (run(Acting()), run(Acting(PolicyError("no")))))
-    assert group.rewards == [0.5, None]
-    assert group.advantages == [0.0, None]
+        asyncio.run(cancel())
+    assert (start.begun, start.ended) == (1, 1)
