@@ -20,10 +20,10 @@ MUTATION_VERSION = 1
 MAX_CHANGES = 40_000
 """Single changes of one program that are looked at."""
 
-_TWO_AT_ONCE_EVERY = 8
+_TWO_AT_ONCE_EVERY = 16
 """One program in so many has two changes."""
 
-_BOLDNESS = 1.4
+_BOLDNESS = 2.0
 """Above 1 the likely changes come earlier than their shares say, below 1 later."""
 
 _MAX_TRIES = 200
