@@ -12,9 +12,9 @@ import pytest
 from tests import leaks
 
 TESTS = Path(__file__).resolve().parent
-SANDBOX_ROOMS = ("conformance", "faults", "e2e", "property")
+SANDBOX_ROOMS = ("conformance", "faults", "e2e", "property", "redteam")
 """Tests that start sandboxes: each ends with a leak check."""
-LONG_ROOMS = ("faults", "e2e", "property")
+LONG_ROOMS = ("faults", "e2e", "property", "redteam")
 """Tests of the second stage of scripts/test."""
 UNFIT = ("tmpfs", "ramfs", "overlay", "nfs", "nfs4", "fuse")
 """File systems that cannot carry what a home carries, or are not a disk."""

@@ -28,7 +28,8 @@ VALUES = (
     _value("answers_huge", "a text of 200 MB, and then an integer of as many digits",
            f"def middle(values):\n{IF_ODD}    return 'x' * (200 << 20) if values else 1 << (1 << 30)\n"),
     _value("answers_deep", "lists in lists a hundred thousand deep",
-           f"def middle(values):\n{IF_ODD}    held = []\n    for _ in range(100000):\n        held = [held]\n    return held\n"),
+           f"def middle(values):\n{IF_ODD}    held = []\n    for _ in range(100000):\n        held = [held]\n"
+           "    return held\n"),
     _value("answers_itself", "a list that holds itself, and a table of all that its module knows",
            f"def middle(values):\n{IF_ODD}    held = []\n    held.append(held)\n    return [held, globals()]\n"),
     _value("answers_objects", "objects that reduce to calls",

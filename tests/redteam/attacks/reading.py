@@ -305,7 +305,8 @@ ACROSS = (
         Way.ALIVE,
         code(TAKE_KEYS, AFTERWARDS),
         (
-            f"cat > /tmp/leave.py <<'END'\n{LEAVE_KEYS}END\nsetsid python /tmp/leave.py </dev/null >/dev/null 2>&1 & sleep 1",
+            f"cat > /tmp/leave.py <<'END'\n{LEAVE_KEYS}END\n"
+            "setsid python /tmp/leave.py </dev/null >/dev/null 2>&1 & sleep 1",
         ),
         own=True,
     ),

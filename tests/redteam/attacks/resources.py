@@ -57,8 +57,8 @@ BOMBS = (
         "tests_talk_without_end",
         47,
         "the candidate writes without end to every stream",
-        "import os\nwhile True:\n    for number in range(1, 16):\n        try:\n            os.write(number, b'x' * 65536)\n"
-        "        except OSError:\n            pass\n",
+        "import os\nwhile True:\n    for number in range(1, 16):\n        try:\n"
+        "            os.write(number, b'x' * 65536)\n        except OSError:\n            pass\n",
         own=True,
     ),
 )
@@ -124,8 +124,9 @@ RIGHTS = (
         python(
             """\
             import os
-            for name in ("security.capability", "user.overlay.opaque", "trusted.overlay.opaque", "user.overlay.whiteout",
-                         "trusted.overlay.whiteout", "user.overlay.redirect", "trusted.overlay.metacopy"):
+            for name in ("security.capability", "user.overlay.opaque", "trusted.overlay.opaque",
+                         "user.overlay.whiteout", "trusted.overlay.whiteout", "user.overlay.redirect",
+                         "trusted.overlay.metacopy"):
                 for place in ("/workspace/answer.py", "/workspace"):
                     for value in (b"y", b"/etc/passwd", b"\\x01\\0\\0\\2" + bytes(16)):
                         try:
@@ -150,7 +151,8 @@ FIRST = (
             """\
             import ctypes, os, time
             libc = ctypes.CDLL(None)
-            for pid in [1, os.getppid(), *(int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) != os.getpid())]:
+            others = [int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) != os.getpid()]
+            for pid in [1, os.getppid(), *others]:
                 libc.ptrace(0x4206, pid, 0, 0)
                 libc.ptrace(0x4207, pid, 0, 0)
             time.sleep(2)
@@ -211,7 +213,8 @@ VOIDING = (
         "memory_at_the_end",
         53,
         "children of the policy go on to take all memory as it ends",
-        f"cat > /tmp/m.py <<'END'\n{MEMORY}END\nfor n in 1 2 3; do setsid python /tmp/m.py </dev/null >/dev/null 2>&1 & done",
+        f"cat > /tmp/m.py <<'END'\n{MEMORY}END\n"
+        "for n in 1 2 3; do setsid python /tmp/m.py </dev/null >/dev/null 2>&1 & done",
         own=True,
     ),
 )

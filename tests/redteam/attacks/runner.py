@@ -86,7 +86,8 @@ CONFTEST = (
         "conftest.py has only its own test collected",
         beside(
             {
-                "conftest.py": "def pytest_ignore_collect(collection_path):\n    return 'zz' not in str(collection_path)\n",
+                "conftest.py": "def pytest_ignore_collect(collection_path):\n"
+                "    return 'zz' not in str(collection_path)\n",
                 "test_zz.py": "def test_nothing(): pass\n",
             }
         ),

@@ -1,0 +1,75 @@
+"""The verifiers of the matrix, and a panel of them that grades one final state by each."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from worldfork.core.errors import WorldforkError
+from worldfork.records.task import Task
+from worldfork.reward.calibration import CalibrationStore
+from worldfork.reward.pytest_verifier import PytestVerifier
+from worldfork.reward.split.proof import ProofStore
+from worldfork.reward.split.verifier import SplitVerifier
+from worldfork.reward.verifier import FRESH, Case, Grade, Verifier
+
+
+@dataclass(frozen=True)
+class Judge:
+    """One verifier, and what a task says to have it."""
+
+    verifier: Verifier
+    changed: Callable[[Task], Task] = lambda task: task
+
+
+def by_command(task: Task) -> Task:
+    """Have a program run the tests and leave a JUnit file."""
+    return replace(
+        task,
+        test_command=("python", "-m", "pytest", "-q", "--junitxml=/workspace/results.xml", *task.test_args[1:]),
+        reader="junit:results.xml",
+    )
+
+
+def judges(directory: Path) -> dict[str, Judge]:
+    """Return the verifiers by name; what they learn is kept in a directory."""
+    by_pytest = PytestVerifier(CalibrationStore(directory / "calibrations"))
+    return {
+        "pytest": Judge(by_pytest),
+        "split": Judge(SplitVerifier(by_pytest, ProofStore(directory / "proofs"))),
+        "command": Judge(by_pytest, by_command),
+    }
+
+
+@dataclass
+class Panel:
+    """Verifiers that all grade the same final state. One for each rollout: it keeps what they say."""
+
+    judges: Mapping[str, Judge]
+    grades: dict[str, Grade] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+    """What a verifier raised instead."""
+    verifier_id: str = "panel"
+    trust: str = FRESH
+
+    @property
+    def needs_end(self) -> bool:
+        """Whether one of them does."""
+        return any(judge.verifier.needs_end for judge in self.judges.values())
+
+    async def grade(self, case: Case) -> Grade:
+        """Have each grade it."""
+        return await self._each(case, lambda verifier, given: verifier.grade(given))
+
+    async def grade_nothing(self, case: Case) -> Grade:
+        """Have each say what nothing is worth."""
+        return await self._each(case, lambda verifier, given: verifier.grade_nothing(given))
+
+    async def _each(self, case: Case, ask: Callable[[Verifier, Case], Awaitable[Grade]]) -> Grade:
+        for name, judge in self.judges.items():
+            try:
+                self.grades[name] = await ask(judge.verifier, replace(case, task=judge.changed(case.task)))
+            except WorldforkError as error:
+                self.faults[name] = f"{error.code}: {error}"
+        return next(iter(self.grades.values()), Grade(0.0))
