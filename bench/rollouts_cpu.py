@@ -19,10 +19,10 @@ from bench.harness import Options, Skip, bar, figure, own_memory_bytes, say, sum
 from bench.leaks import footprint, kernel_group_counts, leak_check
 from bench.worlds import checked, library
 
-GROUP, GROUPS = 8, 250
+GROUP, GROUPS = 8, 1000
 BLOCK = 10
 WARM_UP = 3
-BAR_CPU, BAR_MEMORY = 1.3, 0.05
+BAR_CPU, BAR_MEMORY = 1.2, 0.05
 _PLUGINS = ("-p", "no:cacheprovider", "-p", "pytest_timeout")
 _HIERARCHY = Path("/sys/fs/cgroup/cpuacct")
 
