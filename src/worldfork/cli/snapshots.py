@@ -28,13 +28,21 @@ def checkpoint(
     level: Annotated[
         SnapshotLevel, typer.Option(help="volatile: a throw-away; exported: copied to WORLDFORK_REMOTE too.")
     ] = SnapshotLevel.LOCAL,
+    verify: Annotated[
+        str | None, typer.Option(metavar="LINE", help="Keep it only if this line for the shell passes in a fork of it.")
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 300.0,
     as_json: AsJson = False,
 ) -> None:
     """Freeze a sandbox's disk into a snapshot and print its id. The sandbox goes on."""
     with progress("checkpointing", quiet=as_json):
         info = Sandbox.connect(sandbox_id).checkpoint(
-            stop=stop, label=label, level=level, timeout=timeout, wait_until="completed" if durable else "local_ready"
+            stop=stop,
+            label=label,
+            level=level,
+            timeout=timeout,
+            wait_until="completed" if durable else "local_ready",
+            verify=verify,
         )
     for warning in info.warnings:
         note(f"worldfork: {warning}")

@@ -17,8 +17,9 @@ from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place, is_open, place
 from worldfork.lineage.processes import Processes
 from worldfork.lineage.snapshots import ForkResult, ForkResults, SnapshotInfo, snapshot_info, wait_durable
-from worldfork.lineage.starting import start
+from worldfork.lineage.starting import StartOptions, start
 from worldfork.lineage.transfers import Transfers
+from worldfork.lineage.verifying import check_command, checkpoint_verified
 from worldfork.records.death import Death, LimitHits
 from worldfork.records.sandbox import SandboxFacts, SandboxInfo, SandboxStatus
 from worldfork.records.shown import Shown
@@ -28,6 +29,7 @@ from worldfork.records.snapshot import (
     SnapshotRecord,
     SnapshotWaitCondition,
 )
+from worldfork.sandbox.command import CommandResult
 from worldfork.store.store import Holder
 
 
@@ -211,10 +213,13 @@ class AsyncSandbox(Commands, Processes, Transfers):
         stop: bool = False,
         label: str | None = None,
         level: SnapshotLevel | str = SnapshotLevel.LOCAL,
+        verify: Sequence[str] | str | None = None,
     ) -> SnapshotInfo:
         """Freeze the disk into a snapshot. The sandbox goes on, unless `stop`.
 
         Args:
+            verify: a command, as words or as a line for the shell. The snapshot is published only if that ends with 0
+                in a fresh fork of it, without a network; with `stop` the sandbox ends only then.
             level: "local"; "volatile" for a throw-away, which no disk is made to wait for and a crash of the machine
                 loses; "exported" to have it copied to WORLDFORK_REMOTE too.
             wait_until: "local_ready" returns when the snapshot can be forked; "completed" when it survives a crash of
@@ -224,22 +229,36 @@ class AsyncSandbox(Commands, Processes, Transfers):
 
         Raises:
             NotCapturable: memory checkpoints need the microVM driver.
+            CommandFailed: `verify` did not pass; there is no snapshot, and the sandbox is as before.
         """
         del wait, poll_interval
         kind = CheckpointType(checkpoint_type or CheckpointType.FILESYSTEM)
         if kind is not CheckpointType.FILESYSTEM:
             raise ConfigError("the namespace driver stores file systems only", remedy="use CheckpointType.FILESYSTEM")
+        if verify is not None:
+            check_command(verify)
         until, kept = SnapshotWaitCondition(wait_until), SnapshotLevel(level)
         if until is SnapshotWaitCondition.COMPLETED and kept is SnapshotLevel.VOLATILE:
             raise ConfigError("a throw-away snapshot is never completed", remedy="use wait_until='local_ready'")
         async with asyncio.timeout(timeout):
             notes = await left_out(self._live)
-            record, timing = await checkpoint(self._live, stop=stop, label=label, level=kept.value)
+            wanted: dict[str, Any] = {"stop": stop, "label": label, "level": kept.value}
+            if verify is None:
+                record, timing = await checkpoint(self._live, **wanted)
+            else:
+                record, timing = await checkpoint_verified(
+                    self._live, lambda found: self._attempt(found, verify), **wanted
+                )
             if until is SnapshotWaitCondition.COMPLETED:
                 here = self._live.place
                 await wait_durable(here.durability(record.snapshot_id))
                 record = await here.work(lambda: here.store.snapshot(record.snapshot_id))
         return snapshot_info(record, warnings=notes, pause_s=timing.pause_s, total_s=timing.total_s)
+
+    async def _attempt(self, record: SnapshotRecord, verify: Sequence[str] | str) -> CommandResult:
+        live = await start(self._live.place, record, StartOptions())
+        async with type(self)(live, owned=True) as child:
+            return await (child.sh(verify) if isinstance(verify, str) else child.run(verify[0], verify[1:]))
 
     async def list_snapshots(self) -> Sequence[SnapshotInfo]:
         """Return the snapshots taken of this sandbox, oldest first."""

@@ -157,19 +157,19 @@ async def _take(
     if is_untouched(ground.upper, ground.layers[0], facts.form):
         record = _record(facts, facts.layers, wanted)
         place.quick(lambda: place.store.publish(record, ()))
-        _keep_parent(live, record)
+        keep_parent(live, record.snapshot_id)
         return record, False
     if idle:
         with contextlib.suppress(NotCapturable):
             return await _take_upper(live, connection, turn_fd, wanted), False
     record = await _copy_upper(live, connection, wanted)
-    _keep_parent(live, record)
+    keep_parent(live, record.snapshot_id)
     return record, True
 
 
-def _keep_parent(live: Live, record: SnapshotRecord) -> None:
+def keep_parent(live: Live, snapshot_id: str | None) -> None:
     """Let the next snapshot of this sandbox know its parent, whoever takes it."""
-    live.facts = replace(live.facts, checkpoint_id=record.snapshot_id)
+    live.facts = replace(live.facts, checkpoint_id=snapshot_id)
     with contextlib.suppress(WorldforkError):  # it is taken, and only the lineage of the next would be less exact
         live.place.quick(lambda: live.place.store.update_facts(live.sandbox_id, live.facts.to_json()))
 

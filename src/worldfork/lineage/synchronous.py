@@ -96,9 +96,10 @@ class Sandbox:
         stop: bool = False,
         label: str | None = None,
         level: SnapshotLevel | str = SnapshotLevel.LOCAL,
+        verify: Sequence[str] | str | None = None,
     ) -> SnapshotInfo:
         """Freeze the disk into a snapshot; the sandbox goes on, unless `stop`."""
-        more: dict[str, Any] = {"stop": stop, "label": label, "level": level}
+        more: dict[str, Any] = {"stop": stop, "label": label, "level": level, "verify": verify}
         return through(self._inner.checkpoint(wait, timeout, poll_interval, checkpoint_type, wait_until, **more))
 
     def run(

@@ -94,10 +94,11 @@ def test_rm_of_nothing_that_is_there_is_not_partial(library: Library, invoke: In
 
 
 def test_checkpoint(library: Library, invoke: Invoke) -> None:
-    result = invoke("checkpoint", "sb-a", "--durable", "--label", "first", "--stop")
+    result = invoke("checkpoint", "sb-a", "--durable", "--label", "first", "--stop", "--verify", "make check")
     assert (result.exit_code, result.stdout) == (0, "sn-new\n")
     assert result.stderr == "worldfork: /dev/shm holds 1 file\n"
     options = {"stop": True, "label": "first", "level": "local", "timeout": 300.0, "wait_until": "completed"}
+    options["verify"] = "make check"
     assert library.calls == [("checkpoint", options)]
 
 
