@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from worldfork.core.errors import VerifierError
+import contextlib
+import os
+
+from worldfork.core.errors import PathError, SandboxError, VerifierError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.death import DeathCause
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 
+_STARVED_SHARE = 0.5
 _HOST_CAUSES = {DeathCause.HOST_MEMORY: FailureKind.MEMORY, DeathCause.HOST_DISK: FailureKind.SPACE}
 
 
@@ -28,6 +32,32 @@ async def check_host(sandbox: AsyncSandbox) -> None:
             remedy="run fewer rollouts at once",
             kind=kind,
         )
+
+
+async def is_busy(sandbox: AsyncSandbox, wall_s: float, *, running: int = 0) -> bool:
+    """Tell whether a sandbox itself took the CPU that its tests lacked: half of some time, or what runs in it now.
+
+    What a program does in children that it does not wait for is counted nowhere else. A sandbox that cannot be asked
+    is taken for busy: it is the code under test that runs there.
+
+    Args:
+        sandbox: where tests run or ran.
+        wall_s: the time.
+        running: how many processes may want a CPU now.
+    """
+    used_ticks = wanting = 0
+    try:
+        for entry in (await sandbox.list_directory("/proc")).entries:
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(PathError, ValueError, IndexError):
+                stat = await sandbox.read_file(f"/proc/{entry.name}/stat", max_bytes=4096)
+                fields = stat.rpartition(b")")[2].split()
+                used_ticks += sum(map(int, fields[11:15]))
+                wanting += fields[0] == b"R" and entry.name != "1"
+    except SandboxError:
+        return True
+    return wanting > running or used_ticks / os.sysconf("SC_CLK_TCK") >= _STARVED_SHARE * wall_s
 
 
 def overload(task: Task) -> VerifierError:

@@ -24,7 +24,7 @@ from worldfork.reward.arguments import (
     fixed_args,
     test_limits,
 )
-from worldfork.reward.blame import check_host
+from worldfork.reward.blame import check_host, is_busy
 from worldfork.reward.commanded import pytest_arguments, run_command_tests
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.preparing import BUILD_FAILED, prepare
@@ -54,6 +54,8 @@ class Trial:
     """The wall time that one test may take."""
     last_words: str = ""
     """The end of what pytest, or the rebuild step, printed; for people."""
+    busy: bool = False
+    """The CPU that the tests lacked was used by what they started."""
     notes: tuple[str, ...] = ()
     """What of the edits was not laid down."""
 
@@ -63,7 +65,7 @@ class Trial:
         Code that sleeps does not wait for a CPU, and code that keeps the CPUs busy by itself uses them; neither
         is taken for an overload.
         """
-        if self.cpu_s >= _STARVED_SHARE * self.wall_s:
+        if self.busy or self.cpu_s >= _STARVED_SHARE * self.wall_s:
             return False
         if self.end == Reason.TIMED_OUT.value:
             return self.waited_s >= _STARVED_SHARE * self.wall_s
@@ -106,6 +108,8 @@ async def run_tests(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes
             trial = await _run(sandbox, task, [*fixed_args(task, configuration), *limits[0]], limits[1])
         if trial.end == Reason.OOM_KILLED.value:
             await check_host(sandbox)
+        if trial.is_starved(frozenset(trial.report.tests)) and trial.end != Reason.TIMED_OUT.value:
+            trial = replace(trial, busy=await is_busy(sandbox, trial.wall_s))
         return replace(trial, notes=notes)
     except (SandboxDied, OutOfSpace) as error:
         # Nothing but the code under test runs here: what befalls the fork is its doing, unless it was the machine's.
@@ -191,6 +195,8 @@ async def _watch(sandbox: AsyncSandbox, wall_s: float) -> float:
                     # The kernel's sched-stats: seconds on a CPU, seconds ready without one, number of turns.
                     counts = await sandbox.read_file(f"/proc/{entry.name}/schedstat", max_bytes=4096)
                     longest = max(longest, int(counts.split()[1]) / 1e9)
+        if longest >= _STARVED_SHARE * wall_s and await is_busy(sandbox, wall_s, running=1):
+            return 0.0
     return longest
 
 

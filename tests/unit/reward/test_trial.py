@@ -311,7 +311,8 @@ def test_only_a_machine_without_a_free_cpu_is_an_overload(case: Trial, starved: 
     assert case.is_starved(frozenset({"a"})) is starved
 
 
-def test_at_the_wall_limit_the_kernel_is_asked_who_waited() -> None:
+@pytest.mark.parametrize(("others", "waited_s"), [(0, 9.0), (1, 0.0)])
+def test_at_the_wall_limit_the_kernel_is_asked_who_waited(others: int, waited_s: float) -> None:
     class Stalled(PlayedSandbox):
         async def run(self, command: str, args: list[str], **options: Any) -> Any:
             await asyncio.sleep(0.2)
@@ -320,4 +321,28 @@ def test_at_the_wall_limit_the_kernel_is_asked_who_waited() -> None:
     files = {**START, "/proc/7/schedstat": b"100 9000000000 3\n", "/proc/8/schedstat": b"odd", "/proc/self/stat": b""}
     late = a_result(report(finished=False), reason=Reason.TIMED_OUT, wall_s=10.0, cpu_s=0.1)
     task = a_task(limits=TaskLimits(grade_wall_s=0.05))
-    assert run(Stalled(late, files=files), task).waited_s == pytest.approx(9.0)
+    files |= {f"/proc/{20 + each}/stat": stat("R", 0) for each in range(1 + others)}
+    assert run(Stalled(late, files=files), task).waited_s == pytest.approx(waited_s)
+
+
+def stat(state: str, ticks: int) -> bytes:
+    return f"9 (python) {state} 1 9 9 0 -1 0 0 0 0 0 {ticks} 0 0 0 20 0".encode()
+
+
+LATE_ROW = row("a", "failed", wall_s=32.0, cpu_s=0.5, waited_s=31.0)
+
+
+@pytest.mark.parametrize(
+    ("proc", "starved"),
+    [
+        ({}, True),
+        ({"/proc/1/stat": stat("R", 0), "/proc/9/stat": stat("S", 10)}, True),
+        ({"/proc/9/stat": stat("R", 10)}, False),
+        ({"/proc/1/stat": stat("S", 2000)}, False),
+    ],
+)
+def test_a_sandbox_that_took_the_cpu_from_its_own_tests_starved_nobody_else(
+    proc: dict[str, bytes], starved: bool
+) -> None:
+    late = a_result(report(LATE_ROW), wall_s=33.0, cpu_s=0.5)
+    assert run(PlayedSandbox(late, files={**START, **proc}), a_task()).is_starved(frozenset("a")) is starved
