@@ -4,83 +4,104 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Self
 
 from worldfork.core.errors import SandboxError
 from worldfork.core.ids import content_id
 from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.lineage.mounts import check_mounts
 from worldfork.lineage.place import Place, place
 from worldfork.lineage.snapshots import SnapshotInfo
 from worldfork.lineage.starting import StartOptions, start
 from worldfork.records.edits import EditedFile, Edits
-from worldfork.records.globs import is_editable
+from worldfork.records.episode import FailureKind
+from worldfork.records.origin import Origin
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.records.task import Task
 from worldfork.reward.places import TASK_DIRECTORY, inside_task
+from worldfork.rollout.answers import gather_solution, gather_tests, patched
+from worldfork.rollout.reading import Originals, find_editable, read_paths
+from worldfork.worlds.recipe import build_world
 from worldfork.worlds.world import async_world
 
-WORLD_KEY = "pytest-tasks-v1"
-"""The world of tasks that bring none: the machine's own userland with pytest and pytest-timeout."""
-
-_INSTALL_S = 600.0
+_FORMAT = "2"
+"""Part of every state's key; another one when what is made of the same task changes."""
 
 
 class StartingState:
-    """One task's starting state."""
+    """One task's starting state: what `reward.verifier.Start` asks for. Made by `StartingStates`."""
 
-    def __init__(self, here: Place, record: SnapshotRecord, task: Task) -> None:
+    def __init__(
+        self, here: Place, record: SnapshotRecord, task: Task, tests: Mapping[str, bytes], solution: Edits
+    ) -> None:
         self._here = here
         self._record = record
         self._task = task
+        self.tests = tests
+        """Every hidden test file: path of the task -> content."""
+        self.solution = solution
+        """The reference, as the edits of a policy that knows it; empty where the task has none."""
+        self.originals: Mapping[str, bytes] = {}
+        """The editable files as they are in the starting state."""
 
     @property
     def snapshot_id(self) -> str:
         """The snapshot."""
         return self._record.snapshot_id
 
-    @property
-    def tests(self) -> Mapping[str, bytes]:
-        """The hidden tests."""
-        return {path: text.encode("utf-8") for path, text in self._task.hidden_tests.items()}
-
-    @property
-    def solution(self) -> Edits:
-        """The reference, as edits."""
-        return Edits({path: EditedFile(text.encode("utf-8")) for path, text in self._task.solution.items()})
-
-    @property
-    def originals(self) -> Mapping[str, bytes]:
-        """The editable files as they are in the starting state."""
-        task = self._task
-        return {path: text.encode("utf-8") for path, text in task.files.items() if is_editable(path, task.editable)}
-
     @contextlib.asynccontextmanager
     async def fork(
         self, index: int = 0, *, seed: int | None = None, grading: bool = False, snapshot_id: str | None = None
     ) -> AsyncIterator[AsyncSandbox]:
-        """Start one sandbox from it, without network and within the task's limits; it ends with the block.
+        """Start one sandbox as `open` does; it ends with the block."""
+        async with await self.open(index, seed=seed, grading=grading, snapshot_id=snapshot_id) as sandbox:
+            yield sandbox
+
+    async def open(
+        self,
+        index: int = 0,
+        *,
+        seed: int | None = None,
+        grading: bool = False,
+        snapshot_id: str | None = None,
+        ttl_s: float | None = None,
+        detached: bool = False,
+    ) -> AsyncSandbox:
+        """Start one sandbox, without network and within the task's limits; the caller ends it.
 
         Args:
             index: WORLDFORK_FORK_INDEX inside.
             seed: WORLDFORK_SEED inside; by default it follows from task and index alone.
-            grading: for a verifier.
-            snapshot_id: another state to start from.
+            grading: for a verifier: mounts that are not declared for grading are absent.
+            snapshot_id: another state to start from, such as the end of a rollout, with the same limits.
+            ttl_s: it ends by itself after so many seconds.
+            detached: it outlives this process.
+
+        Raises:
+            NotFound: there is no such snapshot. SandboxError: it could not be started.
         """
+        task = self._task
         if seed is None:
-            seed = int(content_id(self._task.task_hash.encode(), str(index).encode())[:15], 16)
+            seed = int(content_id(task.task_hash.encode(), str(index).encode())[:15], 16)
         record = self._record
-        if snapshot_id is not None:
+        if snapshot_id is not None and snapshot_id != record.snapshot_id:
             record = await self._here.work(lambda: self._here.store.snapshot(snapshot_id))
-        live = await start(self._here, record, StartOptions(), index=index, seed=seed)
-        async with AsyncSandbox(live, owned=True) as sandbox:
-            yield sandbox
+        options = StartOptions(
+            limits=_limits(task),
+            mounts=check_mounts([mount for mount in task.mounts if mount.at_grading or not grading]),
+            timeout_s=ttl_s,
+            detached=detached,
+        )
+        return AsyncSandbox(await start(self._here, record, options, index=index, seed=seed), owned=True)
 
 
 class StartingStates:
-    """The starting states over one world; safe for many callers at once."""
+    """The starting states of this home; safe for many callers at once."""
 
-    def __init__(self, here: Place, world: SnapshotInfo) -> None:
+    def __init__(self, here: Place, world: SnapshotInfo | None = None) -> None:
         self._here = here
         self._world = world
         self._made: dict[str, StartingState] = {}
@@ -89,15 +110,25 @@ class StartingStates:
 
     @classmethod
     async def open(cls, world: SnapshotInfo | None = None) -> Self:
-        """Take a world, or build the one of `WORLD_KEY` if this home does not have it yet.
+        """Return the states of this home.
 
-        Raises:
-            SandboxError: it could not be built; the package registry must be in reach once.
+        Args:
+            world: what tasks stand on that name no origin of their own; by default a world with pytest and
+                pytest-timeout, which is built when the first of them is asked for.
         """
-        return cls(place(), world or await async_world(WORLD_KEY, build=_install))
+        return cls(await asyncio.get_running_loop().run_in_executor(None, place), world)
 
     async def get(self, task: Task) -> StartingState:
-        """Return the task's starting state: the world with the task's files."""
+        """Return the task's starting state, made now if this home does not have it.
+
+        Equal states are made once, whatever else their tasks say: world, files, patch, rebuild step, variables and
+        limits decide.
+
+        Raises:
+            ConfigError: the task names what is not there, or a patch of it does not apply.
+            NotFound, StoreError: a snapshot that it names cannot be read.
+            SandboxError: its world could not be built; or its rebuild step fails, then `kind` is `build`.
+        """
         key = task.task_hash
         async with self._turns.setdefault(key, asyncio.Lock()):
             if key not in self._made:
@@ -105,32 +136,73 @@ class StartingStates:
         return self._made[key]
 
     async def _make(self, task: Task) -> StartingState:
-        async def lay_down(sandbox: AsyncSandbox) -> None:
-            await sandbox.make_directory(TASK_DIRECTORY)
-            for path, text in task.files.items():
-                await sandbox.write_file(inside_task(path), text)
+        here = self._here
+        world = await self._world_of(task)
 
-        limits = task.limits
+        async def build(sandbox: AsyncSandbox) -> None:
+            await _lay_down(here, sandbox, task, world.snapshot_id)
+            await _rebuild(sandbox, task)
+
         made = await async_world(
-            f"task-{task.task_hash[:32]}-{self._world.snapshot_id}",
-            build=lay_down,
-            snapshot_id=self._world.snapshot_id,
-            memory_mb=limits.memory_mb,
-            disk_mb=limits.disk_mb,
-            pids=limits.pids,
+            _key(task, world.snapshot_id), build, snapshot_id=world.snapshot_id, env=dict(task.env), **_limits(task)
         )
-        record = await self._here.work(lambda: self._here.store.snapshot(made.snapshot_id))
-        return StartingState(self._here, record, task)
+        record = await here.work(lambda: here.store.snapshot(made.snapshot_id))
+        tests = await gather_tests(here, task, made.snapshot_id)
+        solution = await gather_solution(here, task, made.snapshot_id)
+        state = StartingState(here, record, task, tests, solution)
+        paths = await here.work(lambda: find_editable(here.store, made.snapshot_id, task.editable))
+        state.originals = Originals(here.store, made.snapshot_id, paths)
+        return state
+
+    async def _world_of(self, task: Task) -> SnapshotInfo:
+        if self._world is None or not task.world.origin.empty:
+            return await build_world(task.world)
+        if task.world.empty:
+            return self._world
+        return await build_world(replace(task.world, origin=Origin(snapshot=self._world.snapshot_id)))
 
 
-async def _install(sandbox: AsyncSandbox) -> None:
-    result = await sandbox.run(
-        "python",
-        ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "pytest", "pytest-timeout"],
-        timeout=_INSTALL_S,
+def _limits(task: Task) -> dict[str, int]:
+    limits = task.limits
+    return {"memory_mb": limits.memory_mb, "disk_mb": limits.disk_mb, "pids": limits.pids}
+
+
+def _key(task: Task, world_id: str) -> str:
+    parts = [_FORMAT, world_id, dict(task.files), task.patch, task.rebuild, dict(task.env), _limits(task)]
+    text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
+    return f"start-{content_id(text.encode('ascii'))[:32]}"
+
+
+async def _lay_down(here: Place, sandbox: AsyncSandbox, task: Task, world_id: str) -> None:
+    """Lay the task's files over its world, and apply its patch to both."""
+    await sandbox.make_directory(TASK_DIRECTORY)
+    for path, text in task.files.items():
+        await sandbox.write_file(inside_task(path), text)
+    if not task.patch:
+        return
+    over: dict[str, EditedFile | None] = {path: EditedFile(text.encode()) for path, text in task.files.items()}
+    changed = await here.work(
+        lambda: patched(task.patch, lambda paths: read_paths(here.store, world_id, paths), over, "patch")
     )
+    for path, file in changed.items():
+        if file is None:
+            await sandbox.delete_file(inside_task(path))
+    for path, file in changed.items():
+        if file is not None:
+            await sandbox.write_file(inside_task(path), file.content, mode=0o755 if file.executable else 0o644)
+
+
+async def _rebuild(sandbox: AsyncSandbox, task: Task) -> None:
+    if not task.rebuild:
+        return
+    program, *args = task.rebuild
+    result = await sandbox.run(program, args, working_dir=TASK_DIRECTORY, timeout=task.limits.rebuild_wall_s)
     if not result.ok:
+        words = (result.stderr.strip() or result.stdout.strip())[-1000:]
         raise SandboxError(
-            f"pytest could not be installed into the world of tasks: {result.stderr.strip()[-500:]}",
-            remedy="the package registry must be in reach once; or pass a world that has pytest and pytest-timeout",
+            f"the rebuild step of {task.task_id} ended as {result.reason.value} with {result.exit_code} on the "
+            f"starting state: {words or 'no output'}",
+            remedy="the world needs what its rebuild step uses, and rebuild_wall_s must be enough",
+            kind=FailureKind.BUILD,
+            output=words,
         )

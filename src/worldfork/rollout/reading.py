@@ -1,0 +1,150 @@
+"""Files of a task's directory, read out of snapshots on the host: no sandbox sees hidden tests or a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from worldfork.content.stack import Node
+from worldfork.core.errors import ConfigError, PathError
+from worldfork.keeping.browse import Browsed, browsing
+from worldfork.keeping.with_ids import with_ids
+from worldfork.records.edits import EditedFile
+from worldfork.records.globs import is_editable, is_literal
+from worldfork.reward.places import TASK_DIRECTORY
+from worldfork.store.store import Store
+
+MAX_FILES = 20_000
+MAX_BYTES = 256 << 20
+"""What may be read at once; the tests of the largest repositories have a tenth of it."""
+
+
+def read_paths(store: Store, snapshot_id: str, paths: Sequence[str]) -> dict[str, EditedFile]:
+    """Return the files at and below some paths of the task's directory. Blocking.
+
+    Links are followed inside the snapshot where they stand for files; anything else is left out, as is a path at
+    which nothing is.
+
+    Raises:
+        ConfigError: more than `MAX_FILES` files or `MAX_BYTES` bytes.
+        NotFound, StoreError: the snapshot cannot be read.
+    """
+    return with_ids(store, [snapshot_id], _read_paths, snapshot_id, tuple(paths))
+
+
+def find_editable(store: Store, snapshot_id: str, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Return the paths of the regular files that the patterns mean, sorted. Blocking.
+
+    Raises:
+        ConfigError: more than `MAX_FILES` entries would have to be looked at for a pattern.
+        NotFound, StoreError: the snapshot cannot be read.
+    """
+    return with_ids(store, [snapshot_id], _find_editable, snapshot_id, tuple(patterns))
+
+
+class Originals(Mapping[str, bytes]):
+    """The editable files of a starting state; the content of each is read when it is asked for.
+
+    So a state costs the memory of its paths, however much a large repository holds.
+    """
+
+    def __init__(self, store: Store, snapshot_id: str, paths: Sequence[str]) -> None:
+        self._store = store
+        self._snapshot_id = snapshot_id
+        self._paths = dict.fromkeys(paths)
+
+    def __getitem__(self, path: str) -> bytes:
+        if path not in self._paths:
+            raise KeyError(path)
+        return read_paths(self._store, self._snapshot_id, [path])[path].content
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+def _read_paths(store: Store, snapshot_id: str, paths: Sequence[str]) -> dict[str, EditedFile]:
+    found: dict[str, EditedFile] = {}
+    room_bytes = MAX_BYTES
+    with browsing(store, snapshot_id) as snapshot:
+        for path in paths:
+            for inside, node in _files(snapshot, path):
+                content = b"".join(snapshot.view.read(node))
+                room_bytes -= len(content)
+                if room_bytes < 0 or len(found) >= MAX_FILES:
+                    raise _too_much(path)
+                info = node.seen.info
+                found[inside] = EditedFile(content, bool(info and info.st_mode & 0o111))
+    return found
+
+
+def _files(snapshot: Browsed, path: str) -> Iterator[tuple[str, Node]]:
+    """Yield the regular files at and below a path, each with the path that it was found at."""
+    top = _led_to(snapshot, path)
+    if top is None or top.seen.kind != "d":
+        if top is not None and top.seen.kind == "f":
+            yield path, top
+        return
+    for node in _below(snapshot, top, path):
+        inside = f"{path}/{node.path[len(top.path) + 1 :]}"
+        led = _led_to(snapshot, inside) if node.seen.kind == "l" else node
+        if led is not None and led.seen.kind == "f":
+            yield inside, led
+
+
+def _below(snapshot: Browsed, top: Node, path: str) -> Iterator[Node]:
+    count, waiting = 0, [top]
+    while waiting:
+        for node in snapshot.view.children(waiting.pop()):
+            count += 1
+            if count > MAX_FILES:
+                raise _too_much(path)
+            if node.seen.kind == "d":
+                waiting.append(node)
+            else:
+                yield node
+
+
+def _led_to(snapshot: Browsed, path: str) -> Node | None:
+    try:
+        return snapshot.node(f"{TASK_DIRECTORY}/{path}".rstrip("/"))
+    except PathError:
+        return None
+
+
+def _find_editable(store: Store, snapshot_id: str, patterns: Sequence[str]) -> tuple[str, ...]:
+    found: set[str] = set()
+    with browsing(store, snapshot_id) as snapshot:
+        above = TASK_DIRECTORY.strip("/")
+        for pattern in patterns:
+            node = snapshot.view.node(f"{above}/{_fixed(pattern)}".rstrip("/"))
+            if node is None:
+                continue
+            if node.seen.kind == "f" and is_literal(pattern):
+                found.add(pattern)
+            elif node.seen.kind == "d":
+                files = (each for each in _below(snapshot, node, pattern) if each.seen.kind == "f")
+                inside = (each.path[len(above) + 1 :] for each in files)
+                found.update(each for each in inside if is_editable(each, [pattern]))
+    return tuple(sorted(found))
+
+
+def _fixed(pattern: str) -> str:
+    """Return the part of a pattern that means one path alone: where all that it means lies at or below."""
+    if is_literal(pattern):
+        return pattern
+    names = pattern.split("/")
+    first = next(place for place, name in enumerate(names) if not is_literal(name))
+    return "/".join(names[:first])
+
+
+def _too_much(path: str) -> ConfigError:
+    return ConfigError(
+        f"{path!r} means more than {MAX_FILES} entries or {MAX_BYTES} bytes",
+        remedy="name the part of the tree that is needed",
+        path=path,
+    )
