@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from worldfork.core.errors import WorldforkError
+from worldfork.core.errors import SandboxError, WorldforkError
 from worldfork.records.task import Task
 from worldfork.reward.calibration import CalibrationStore
+from worldfork.reward.places import TASK_DIRECTORY, inside_task
 from worldfork.reward.pytest_verifier import PytestVerifier
 from worldfork.reward.split.proof import ProofStore
 from worldfork.reward.split.verifier import SplitVerifier
-from worldfork.reward.verifier import FRESH, Case, Grade, Verifier
+from worldfork.reward.verifier import FINAL, FRESH, Case, Grade, Verifier
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,38 @@ def judges(directory: Path) -> dict[str, Judge]:
         "split": Judge(SplitVerifier(by_pytest, ProofStore(directory / "proofs"))),
         "command": Judge(by_pytest, by_command),
     }
+
+
+class Plain:
+    """What people do by hand: the tests run where the policy acted, and their exit code is the result."""
+
+    verifier_id = "plain"
+    trust = FINAL
+    needs_end = True
+
+    async def grade(self, case: Case) -> Grade:
+        """Run pytest at the end of the policy's turn."""
+        if case.end_snapshot_id is None:
+            return Grade(0.0)
+        task = case.task
+        async with case.start.fork(grading=True, snapshot_id=case.end_snapshot_id) as sandbox:
+            try:
+                for path, content in case.start.tests.items():
+                    await sandbox.write_file(inside_task(path), content)
+                result = await sandbox.run(
+                    "/bin/sh",
+                    ["-lc", f"python -m pytest -q {task.test_args[-1]}"],
+                    env=dict(task.env),
+                    working_dir=TASK_DIRECTORY,
+                    timeout=task.limits.grade_wall_s,
+                )
+            except SandboxError:
+                return Grade(0.0)
+        return Grade(1.0 if result.ok else 0.0)
+
+    async def grade_nothing(self, case: Case) -> Grade:
+        """Give 0."""
+        return Grade(0.0)
 
 
 @dataclass

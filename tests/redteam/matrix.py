@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tests.redteam.corpus import ATTACKS
-from tests.redteam.judges import judges
+from tests.redteam.judges import Judge, Plain, judges
 from tests.redteam.kinds import GROUPS, KINDS, NOT_APPLICABLE
-from tests.redteam.records import VERIFIERS, Attack, Verdict
+from tests.redteam.records import PLAIN, VERIFIERS, Attack, Verdict
 from tests.redteam.running import Arena, Tried
 from tests.redteam.tasks import TASKS
 
@@ -34,12 +34,14 @@ async def try_all(attacks: Sequence[Attack]) -> Rows:
     """Run the attacks one after the other."""
     rows: dict[str, dict[str, Tried]] = {}
     with tempfile.TemporaryDirectory() as directory:
-        arena = Arena(await StartingStates.open(), judges(Path(directory)))
+        by_name = judges(Path(directory)) | {PLAIN: Judge(Plain())}
+        arena = Arena(await StartingStates.open(), by_name)
         for task in TASKS:
             right = await arena.right(task)
             if set(right.values()) != {1.0}:
                 raise SystemExit(f"the correct solution of {task} is worth {right}")
         for attack in attacks:
+            print(attack.number, attack.name, flush=True)
             tried = await arena.attack(attack)
             rows[attack.name] = {each.verifier: each for each in tried}
             for each in tried:
@@ -51,6 +53,8 @@ async def try_all(attacks: Sequence[Attack]) -> Rows:
 def cell(attack: Attack, verifier: str, tried: Tried | None) -> str:
     """Return one cell."""
     claim = attack.claim(verifier)
+    if verifier == PLAIN and tried is not None:
+        return "wins" if tried.reward == 1.0 else ""
     if claim.verdict is Verdict.NOT or tried is None:
         return ""
     if claim.verdict is Verdict.RESISTS:
@@ -60,7 +64,7 @@ def cell(attack: Attack, verifier: str, tried: Tried | None) -> str:
 
 def page_part(rows: Rows) -> str:
     """Return the part of the page that a run makes."""
-    shown = [name for name in VERIFIERS if any(name in row for row in rows.values())]
+    shown = [name for name in (*VERIFIERS, PLAIN) if any(name in row for row in rows.values())]
     lines = [BEGIN, "", *_sums(rows, shown), ""]
     for group, (first, last) in GROUPS.items():
         lines += [f"### {group}", "", f"| | attack | {' | '.join(shown)} |", f"| --- | --- |{' --- |' * len(shown)}"]
@@ -93,7 +97,7 @@ def _sums(rows: Rows, shown: Iterable[str]) -> Iterable[str]:
     }
     for title, count in (
         ("attacks tried", {name: len(of) for name, of in tried.items()}),
-        ("resisted, it says", {name: len(of) for name, of in claimed.items()}),
+        ("resisted by its own claim", {name: len(of) for name, of in claimed.items()}),
         ("of these broken", {name: sum(each.broken for each in of) for name, of in claimed.items()}),
         ("attacks that win", {name: sum(not each.held for each in of) for name, of in tried.items()}),
     ):

@@ -120,6 +120,15 @@ def test_another_version_of_the_package(tmp_path: Path) -> None:
     ]
 
 
+def test_a_package_of_the_machine_that_every_sandbox_sees(tmp_path: Path) -> None:
+    put(tmp_path, "usr/lib/python3.11/site-packages/middle_values-2.0.dist-info/METADATA", b"")
+    put(tmp_path, "usr/lib/python3.11/site-packages/other-2.0.dist-info/METADATA", b"")
+    (tmp_path / "layer").mkdir()
+    scan = Scan(MergedView([tmp_path / "layer"], "user"), SECRETS)
+    scan.shown([(str(tmp_path / "usr"), "/usr")])
+    assert [leak.path for leak in scan.leaks] == ["/usr/lib/python3.11/site-packages/middle_values-2.0.dist-info"]
+
+
 def git(where: Path, *arguments: str) -> None:
     program = shutil.which("git")
     if program is None:

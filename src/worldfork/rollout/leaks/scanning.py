@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from worldfork.content.merged import MergedView
 from worldfork.content.stack import Node
@@ -35,6 +35,8 @@ _SHARE = 0.5
 _FEW_LINES = 3
 """So many lines in common may be chance, unless the whole secret has no more."""
 
+_PACKAGES = ("lib/python3*/*-packages/*-info", "local/lib/python3*/*-packages/*-info", "python3*/*-packages/*-info")
+"""Where a machine's own Python keeps them, below a directory that a base shows."""
 _SPELLING = re.compile(r"[-_.]+")
 
 
@@ -81,6 +83,7 @@ async def find_leaks(here: Place, task: Task, start: Start) -> LeakReport:
         with browsing(here.store, start.snapshot_id) as snapshot:
             scan = Scan(snapshot.view, secrets)
             scan.run()
+            scan.shown(snapshot.record.base.get("binds", ()))
         return LeakReport(
             task.task_id,
             start.snapshot_id,
@@ -120,6 +123,22 @@ class Scan:
                 self._directory(node)
             elif node.seen.kind == "f":
                 self._file(node)
+
+    def shown(self, binds: Iterable[tuple[str, str]]) -> None:
+        """Look for the package in what the base shows of the machine, which is in no layer.
+
+        Args:
+            binds: (path on the machine, path inside).
+        """
+        if not self.secrets.package:
+            return
+        for source, target in binds:
+            for pattern in _PACKAGES:
+                for path in sorted(Path(source).glob(pattern)):
+                    if self._is_package(path.name):
+                        inside = PurePosixPath(target, path.relative_to(source))
+                        why = f"the machine has {self.secrets.package} installed, and every sandbox sees it"
+                        self.leaks.append(Leak(str(inside), "package", why))
 
     def _directory(self, node: Node) -> None:
         names = frozenset(PurePosixPath(child.path).name for child in self.view.children(node))
