@@ -12,6 +12,7 @@ from tests.conformance.attack import Factory, attacked, facts, prisons
 from tests.conformance.inside import python, shell
 
 from worldfork.core.errors import OutOfSpace
+from worldfork.lineage import measuring
 from worldfork.lineage.watch import DEEPEST, IMMEASURABLE, tree_bytes
 
 pytestmark = pytest.mark.timeout(240)
@@ -92,6 +93,31 @@ def test_the_measure_of_a_tree_counts_all_and_no_link(tmp_path: Path) -> None:
     descriptors = len(os.listdir("/proc/self/fd"))
     assert tree_bytes(str(tmp_path / "deeper")) == IMMEASURABLE
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+@pytest.mark.behaviour("security-18")
+def test_a_flood_of_empty_files_is_a_use_of_disk(prison: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = prison(disk_mb=40)
+    if box._inner._live.facts.ids:
+        pytest.skip("files of other ids are measured by another process, where nothing can be made smaller")
+    monkeypatch.setattr(measuring, "MOST", 2000)
+    with pytest.raises(OutOfSpace) as ended:
+        python(box, "for n in range(3000): open(str(n), 'w').close()\nimport signal; signal.pause()", timeout=60)
+    assert ended.value.scope == "sandbox"
+    death = box.cause_of_death()
+    assert death is not None
+    assert death.own
+
+
+@pytest.mark.behaviour("security-18")
+def test_the_measure_of_a_tree_counts_its_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(3):
+        (tmp_path / str(n)).mkdir()
+        (tmp_path / str(n) / "file").touch()
+    monkeypatch.setattr(measuring, "MOST", 6)
+    assert tree_bytes(str(tmp_path)) < 1 << 20
+    monkeypatch.setattr(measuring, "MOST", 5)
+    assert tree_bytes(str(tmp_path)) == IMMEASURABLE
 
 
 @pytest.mark.behaviour("security-18")

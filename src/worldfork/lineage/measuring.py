@@ -9,6 +9,9 @@ import sys
 
 DEEPEST = 128
 """Directories below each other in a sandbox's difference that can be measured; each holds two descriptors."""
+MOST = 500_000
+"""Files and directories in a sandbox's difference that can be measured: empty ones take none of a disk's bytes, but its
+places for files, and the time of whoever looks."""
 IMMEASURABLE = sys.maxsize
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -26,10 +29,10 @@ def tree_bytes(top: str) -> int:
     """Return the bytes that a tree takes on disk now, links counted once; what vanishes meanwhile is left out.
 
     The tree is a running sandbox's, which may put a link in the place of a directory at any moment: each is opened
-    in the one above it, and no link is followed. One that nests deeper than `DEEPEST` counts as `IMMEASURABLE`, so
-    that nothing can be hidden further down.
+    in the one above it, and no link is followed. One that nests deeper than `DEEPEST`, or has more than `MOST` entries,
+    counts as `IMMEASURABLE`, so that nothing can be hidden in what was not looked at.
     """
-    total = 0
+    total = entries = 0
     linked: set[int] = set()
     stack: list[_Level] = []
     try:
@@ -40,6 +43,9 @@ def tree_bytes(top: str) -> int:
                 if entry is None:
                     stack.pop().close()
                     continue
+                entries += 1
+                if entries > MOST:
+                    return IMMEASURABLE
                 info = entry.stat(follow_symlinks=False)
             except OSError:
                 continue

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from worldfork.core import mapped
 from worldfork.core.errors import OutOfSpace, SandboxError, WorldforkError
 from worldfork.lineage.live import Live
-from worldfork.lineage.measuring import DEEPEST, IMMEASURABLE, tree_bytes, uppers_bytes
+from worldfork.lineage.measuring import DEEPEST, IMMEASURABLE, MOST, tree_bytes, uppers_bytes
 from worldfork.sandbox.pressure import HostKills
 
 __all__ = ["DEEPEST", "IMMEASURABLE", "Watch", "tree_bytes"]
@@ -131,7 +131,7 @@ def _measured_bytes(live: Live) -> int:
 
 
 def _own_limit(sandbox_id: str, limit_mb: int, size_bytes: int) -> Callable[[], SandboxError]:
-    deep = f", or could not be measured: it nests directories deeper than {DEEPEST}"
+    deep = f", or could not be measured: it nests directories deeper than {DEEPEST}, or has more than {MOST:,} entries"
     return lambda: OutOfSpace(
         f"sandbox {sandbox_id} was ended: it took more than its {limit_mb} MiB of disk"
         f"{deep if size_bytes == IMMEASURABLE else ''}",
