@@ -12,6 +12,7 @@ from worldfork.core.errors import ConfigError, PathError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.task import Task
 from worldfork.reward.arguments import TEST_ENV
+from worldfork.reward.blame import run_watched
 from worldfork.reward.places import TASK_DIRECTORY, inside_task
 from worldfork.reward.readers import read_junit, read_tap
 from worldfork.reward.report import Report
@@ -45,9 +46,7 @@ def pytest_arguments(task: Task) -> tuple[str, ...] | None:
     )
 
 
-async def run_command_tests(
-    sandbox: AsyncSandbox, task: Task, timeout_s: float, max_bytes: int
-) -> tuple[CommandResult, Report]:
+async def run_command_tests(sandbox: AsyncSandbox, task: Task, max_bytes: int) -> tuple[CommandResult, Report, float]:
     """Run a task's `test_command` and read what it says of each test.
 
     Code under test shares a file system, and often a process, with whoever writes those results.
@@ -55,8 +54,10 @@ async def run_command_tests(
     Args:
         sandbox: everything is laid down in it.
         task: its `reader` says where results are.
-        timeout_s: wall time of the command.
         max_bytes: of the results; more of them are cut off (TAP) or count as none (JUnit).
+
+    Returns:
+        (how the command ended, what it said of the tests, seconds that it waited for a CPU as `run_watched` has it).
 
     Raises:
         SandboxError: the sandbox died, or could not be read.
@@ -66,18 +67,19 @@ async def run_command_tests(
     if path:
         await _clear(sandbox, path)
     cpu_s = math.ceil(task.limits.grade_cpu_s)
-    result = await sandbox.run(
+    result, waited_s = await run_watched(
+        sandbox,
+        task.limits.grade_wall_s,
         program,
         args,
         env=TEST_ENV,
         working_dir=TASK_DIRECTORY,
-        timeout=timeout_s,
         max_output_bytes=max_bytes,
         rlimits=((resource.RLIMIT_CPU, cpu_s, cpu_s + 1), (resource.RLIMIT_CORE, 0, 0)),
     )
     if not path:
-        return result, read_tap(result.stdout_bytes)
-    return result, read_junit(await _results(sandbox, path, max_bytes))
+        return result, read_tap(result.stdout_bytes), waited_s
+    return result, read_junit(await _results(sandbox, path, max_bytes)), waited_s
 
 
 async def _clear(sandbox: AsyncSandbox, path: str) -> None:

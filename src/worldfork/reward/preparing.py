@@ -11,7 +11,7 @@ from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.edits import Edits
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
-from worldfork.reward.blame import check_host, overload
+from worldfork.reward.blame import check_host, is_starved, overload, run_watched
 from worldfork.reward.laying import lay_edits, lay_tests
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.startup import admit
@@ -21,7 +21,6 @@ BUILD_FAILED = "build_failed"
 """How a grading ends whose rebuild step does not end with 0: no test has passed."""
 
 _MAX_OUTPUT_BYTES = 1 << 20
-_STARVED_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,12 @@ async def prepare(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes],
 
 async def _rebuild(sandbox: AsyncSandbox, task: Task) -> CommandResult | None:
     program, *args = task.rebuild
-    result = await sandbox.run(
+    result, waited_s = await run_watched(
+        sandbox,
+        task.limits.rebuild_wall_s,
         program,
         args,
         working_dir=TASK_DIRECTORY,
-        timeout=task.limits.rebuild_wall_s,
         max_output_bytes=_MAX_OUTPUT_BYTES,
         rlimits=((resource.RLIMIT_CORE, 0, 0),),
     )
@@ -70,6 +70,6 @@ async def _rebuild(sandbox: AsyncSandbox, task: Task) -> CommandResult | None:
         )
     if result.reason is Reason.OOM_KILLED:
         await check_host(sandbox)
-    if result.timed_out and result.cpu_s < _STARVED_SHARE * result.wall_s:
+    if is_starved(result, waited_s):
         raise overload(task)
     return result

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import math
 import resource
 from collections.abc import Mapping
@@ -11,8 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from worldfork.core.clock import SystemClock
-from worldfork.core.errors import OutOfSpace, PathError, SandboxDied, SandboxError, VerifierError
+from worldfork.core.errors import OutOfSpace, SandboxDied, VerifierError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.edits import Edits
 from worldfork.records.episode import FailureKind
@@ -24,7 +21,7 @@ from worldfork.reward.arguments import (
     fixed_args,
     test_limits,
 )
-from worldfork.reward.blame import check_host, is_busy
+from worldfork.reward.blame import STARVED_SHARE, check_host, is_busy, run_watched
 from worldfork.reward.commanded import pytest_arguments, run_command_tests
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.preparing import BUILD_FAILED, prepare
@@ -33,10 +30,6 @@ from worldfork.sandbox.command import CommandResult, Reason
 
 MAX_REPORT_BYTES = 16 << 20
 """More output than this ends the tests; what was reported by then counts."""
-
-_STARVED_SHARE = 0.5
-_GRACE_S = 5.0
-"""Between the wall limit and the kill: time to ask whether the tests had a CPU."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +58,15 @@ class Trial:
         Code that sleeps does not wait for a CPU, and code that keeps the CPUs busy by itself uses them; neither
         is taken for an overload.
         """
-        if self.busy or self.cpu_s >= _STARVED_SHARE * self.wall_s:
+        if self.busy or self.cpu_s >= STARVED_SHARE * self.wall_s:
             return False
         if self.end == Reason.TIMED_OUT.value:
-            return self.waited_s >= _STARVED_SHARE * self.wall_s
+            return self.waited_s >= STARVED_SHARE * self.wall_s
         late = [self.report.tests[name] for name in ids if name in self.report.tests]
         return self.test_wall_s is not None and any(
             test.outcome != "passed"
             and test.wall_s >= 0.99 * self.test_wall_s
-            and test.waited_s >= _STARVED_SHARE * test.wall_s
+            and test.waited_s >= STARVED_SHARE * test.wall_s
             for test in late
         )
 
@@ -150,54 +143,29 @@ async def _python(sandbox: AsyncSandbox, task: Task, args: list[str]) -> tuple[C
     limits = task.limits
     cpu_s = math.ceil(limits.grade_cpu_s)
     for program in ("python", "python3"):
-        watch = asyncio.create_task(_watch(sandbox, limits.grade_wall_s))
-        try:
-            result = await sandbox.run(
-                program,
-                ["-B", "-s", "-", *args],
-                # Python reads its path before the reporter runs; it opens the path once pytest is loaded.
-                env={**TEST_ENV, "PYTHONPATH": ""},
-                # No directory of the task: it would be on the import path from the first moment.
-                working_dir="/",
-                timeout=limits.grade_wall_s + _GRACE_S,
-                stdin=_reporter(),
-                max_output_bytes=MAX_REPORT_BYTES,
-                rlimits=((resource.RLIMIT_CPU, cpu_s, cpu_s + 1), (resource.RLIMIT_CORE, 0, 0)),
-            )
-            waited_s = watch.result() if watch.done() else 0.0
-        finally:
-            watch.cancel()
+        result, waited_s = await run_watched(
+            sandbox,
+            limits.grade_wall_s,
+            program,
+            ["-B", "-s", "-", *args],
+            # Python reads its path before the reporter runs; it opens the path once pytest is loaded.
+            env={**TEST_ENV, "PYTHONPATH": ""},
+            # No directory of the task: it would be on the import path from the first moment.
+            working_dir="/",
+            stdin=_reporter(),
+            max_output_bytes=MAX_REPORT_BYTES,
+            rlimits=((resource.RLIMIT_CPU, cpu_s, cpu_s + 1), (resource.RLIMIT_CORE, 0, 0)),
+        )
         if result.reason is not Reason.NOT_STARTED:
             break
     return result, waited_s
 
 
 async def _commanded(sandbox: AsyncSandbox, task: Task) -> Trial:
-    watch = asyncio.create_task(_watch(sandbox, task.limits.grade_wall_s))
-    try:
-        result, report = await run_command_tests(sandbox, task, task.limits.grade_wall_s + _GRACE_S, MAX_REPORT_BYTES)
-        waited_s = watch.result() if watch.done() else 0.0
-    finally:
-        watch.cancel()
+    result, report, waited_s = await run_command_tests(sandbox, task, MAX_REPORT_BYTES)
     return Trial(
         report, result.reason.value, result.cpu_s, result.wall_s, waited_s=waited_s, last_words=_last_words(result)
     )
-
-
-async def _watch(sandbox: AsyncSandbox, wall_s: float) -> float:
-    """Sleep until the wall limit; return the longest time that a process in the sandbox has waited for a CPU."""
-    await SystemClock().sleep_s(wall_s)
-    longest = 0.0
-    with contextlib.suppress(SandboxError):
-        for entry in (await sandbox.list_directory("/proc")).entries:
-            if entry.name.isdigit():
-                with contextlib.suppress(PathError, ValueError, IndexError):
-                    # The kernel's sched-stats: seconds on a CPU, seconds ready without one, number of turns.
-                    counts = await sandbox.read_file(f"/proc/{entry.name}/schedstat", max_bytes=4096)
-                    longest = max(longest, int(counts.split()[1]) / 1e9)
-        if longest >= _STARVED_SHARE * wall_s and await is_busy(sandbox, wall_s, running=1):
-            return 0.0
-    return longest
 
 
 def _last_words(result: CommandResult) -> str:

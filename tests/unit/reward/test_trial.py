@@ -140,16 +140,24 @@ def test_sources_that_do_not_build_pass_nothing() -> None:
     assert (trial.end, trial.report.passed, trial.last_words) == ("build_failed", frozenset(), "no such header")
 
 
+def test_a_rebuild_step_that_sleeps_is_no_overload() -> None:
+    late = a_result(b"", reason=Reason.TIMED_OUT, exit_code=-9, wall_s=300.0, cpu_s=2.0)
+    trial = run(PlayedSandbox(late, files=START), a_task(rebuild=REBUILT), edits(a_py=b"mine"))
+    assert trial.end == "build_failed"
+
+
 @pytest.mark.parametrize(
     ("result", "kind"),
     [
         (a_result(b"", reason=Reason.NOT_STARTED, exit_code=127), FailureKind.BUILD),
-        (a_result(b"", reason=Reason.TIMED_OUT, exit_code=-9, wall_s=300.0, cpu_s=2.0), FailureKind.OVERLOAD),
+        (a_result(b"", reason=Reason.OOM_KILLED, exit_code=-9), FailureKind.MEMORY),
     ],
 )
 def test_a_rebuild_step_that_the_machine_failed_is_no_score(result: Any, kind: FailureKind) -> None:
+    sandbox = PlayedSandbox(result, files=START)
+    sandbox.hits = LimitHits(host_memory=1)
     with pytest.raises(VerifierError) as raised:
-        run(PlayedSandbox(result, files=START), a_task(rebuild=REBUILT), edits(a_py=b"mine"))
+        run(sandbox, a_task(rebuild=REBUILT), edits(a_py=b"mine"))
     assert raised.value.fields["kind"] is kind
 
 
