@@ -21,7 +21,8 @@ from worldfork.rollout.demo_task import DEMO_REWARDS, demo_candidates, demo_task
 from worldfork.rollout.group import Group, run_group, run_rollouts
 from worldfork.rollout.journal import Journal, read_journal
 from worldfork.rollout.loading import load_tasks
-from worldfork.rollout.policies import CandidatesPolicy, NopPolicy, Policy, ReferencePolicy
+from worldfork.rollout.policies import CandidatesPolicy, NopPolicy, ReferencePolicy
+from worldfork.rollout.turn import Turn
 from worldfork.worlds.world import async_world
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -68,7 +69,7 @@ class Acting:
         self.policy_id = policy_id
         self._act = act
 
-    async def act(self, sandbox: AsyncSandbox, task: Task, index: int) -> None:
+    async def agent(self, sandbox: AsyncSandbox, task: Task, turn: Turn) -> None:
         await self._act(sandbox)
 
 
@@ -98,14 +99,14 @@ async def _world() -> SnapshotInfo:
     return await async_world("tests-e2e-rollouts", build=_install_pytest, network="none")
 
 
-def group(policy: Policy, n: int = 1, *, of: Task | None = None, **more: Any) -> Group:
+def group(policy: object, n: int = 1, *, of: Task | None = None, **more: Any) -> Group:
     async def run() -> Group:
         return await run_group(of or task(), policy, n, world=await _world(), **more)
 
     return asyncio.run(run())
 
 
-def one(policy: Policy, *, of: Task | None = None) -> Episode:
+def one(policy: object, *, of: Task | None = None) -> Episode:
     return group(policy, of=of).episodes[0]
 
 

@@ -118,6 +118,10 @@ class Attempt:
         self._sandbox_id = sandbox.sandbox_id
         self._seed = sandbox.seed
 
+    def recall(self, sandbox_id: str, seed: int | None, end: str) -> None:
+        """Take up where another process is done with the policy's sandbox; `edits` and its like are set by hand."""
+        self._sandbox_id, self._seed, self.policy_end = sandbox_id, seed, end
+
     async def act(self, policy: Agent) -> None:
         """Let the policy take its turn."""
         if self.failure is not None or self._sandbox is None:
@@ -137,7 +141,10 @@ class Attempt:
                 return
             try:
                 self._carried = await carry_out(
-                    self._sandbox, self.task, start_snapshot_id=self.setting.start.snapshot_id
+                    self._sandbox,
+                    self.task,
+                    start_snapshot_id=self.setting.start.snapshot_id,
+                    level="local" if self.setting.keep_end else "volatile",
                 )
             except (SandboxDied, OutOfSpace) as error:
                 self.failure = await blame(self._sandbox, error, FailureKind.CARRY)
@@ -147,7 +154,7 @@ class Attempt:
 
     async def judge(self) -> None:
         """Grade what was left."""
-        if self.failure is not None or self._sandbox is None:
+        if self.failure is not None or self._sandbox_id is None:
             return
         limits = self.task.limits
         # Calibration may come first; each of its runs has the same limits.

@@ -38,9 +38,11 @@ class Carrying:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.hangs = False
+        self.levels: list[str] = []
         self.left = Left(Edits({"a.py": EditedFile(b"mine")}))
 
-    async def __call__(self, sandbox: Any, task: Any, *, start_snapshot_id: str) -> Left:
+    async def __call__(self, sandbox: Any, task: Any, *, start_snapshot_id: str, level: str) -> Left:
+        self.levels.append(level)
         if self.hangs:
             await asyncio.sleep(60)
         if self.error is not None:
@@ -99,7 +101,8 @@ def test_what_an_episode_names_comes_with_it() -> None:
     edits, trajectory = outcome.blobs
     assert Edits.from_bytes(edits).files["a.py"].content == b"mine"
     assert b"seen" in trajectory
-    assert outcome.episode.edits and outcome.episode.trajectory
+    assert outcome.episode.edits
+    assert outcome.episode.trajectory
 
 
 def test_the_end_is_kept_where_that_is_asked_and_earned(carrying: Carrying) -> None:
@@ -107,6 +110,8 @@ def test_the_end_is_kept_where_that_is_asked_and_earned(carrying: Carrying) -> N
     assert carrying.left.dropped == 0
     assert run(Acting(), keep=True, verifier=Verifier(VerifierError("odd"))).final_snapshot_id is None
     assert carrying.left.dropped == 1
+    run(Acting())
+    assert carrying.levels == ["local", "local", "volatile"]
 
 
 @pytest.mark.parametrize(
