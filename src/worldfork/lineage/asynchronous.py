@@ -80,7 +80,7 @@ class AsyncSandbox(Commands, Processes, Transfers):
             name: shown in lists, and its host name; `get_or_create` finds it.
             detached: it outlives this process, until `terminate`.
             mounts: `records.origin.Mount`s, shown read-only; no checkpoint of the sandbox has them, no fork inherits
-                them.
+                them. What runs in it can still talk to sockets and FIFOs that lie in such a directory.
             seed: WORLDFORK_SEED inside; random by default.
 
         Raises:
