@@ -3,8 +3,6 @@
 import datetime
 import struct
 from collections.abc import Callable, Iterable
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 from worldfork.reward.split.values import Malformed
@@ -103,6 +101,18 @@ class Decoder:
         self.position += 16
         return complex(*_C128.unpack_from(self.data, self.position - 16))
 
+    def exact_decimal(self) -> Any:
+        """Read the text of a Decimal. Its module takes long to load, and few values need it."""
+        from decimal import Decimal
+
+        return Decimal(self.sized().decode("ascii"))
+
+    def fraction(self) -> Any:
+        """Read two integers, as a Fraction."""
+        from fractions import Fraction
+
+        return Fraction(*self.exact(2, int))
+
     def moment(self) -> datetime.datetime:
         """Read a date with a time."""
         year, month, day, hour, minute, second, microsecond, fold, zone = parts = self.several(9)
@@ -137,7 +147,7 @@ _READERS: dict[int, Callable[[Decoder], Any]] = {
     b"x"[0]: Decoder.fixed_complex,
     b"s"[0]: lambda decoder: decoder.sized().decode("utf-8", "surrogatepass"),
     b"b"[0]: lambda decoder: decoder.sized(),
-    b"c"[0]: lambda decoder: Decimal(decoder.sized().decode("ascii")),
+    b"c"[0]: Decoder.exact_decimal,
     b"r"[0]: lambda decoder: decoder.kept[decoder.number()],
     b"l"[0]: Decoder.new_list,
     b"e"[0]: Decoder.new_set,
@@ -145,7 +155,7 @@ _READERS: dict[int, Callable[[Decoder], Any]] = {
     b"t"[0]: lambda decoder: tuple(decoder.several(decoder.number())),
     b"z"[0]: lambda decoder: frozenset(decoder.several(decoder.number())),
     b"I"[0]: lambda decoder: iter(decoder.several(decoder.number())),
-    b"q"[0]: lambda decoder: Fraction(*decoder.exact(2, int)),
+    b"q"[0]: Decoder.fraction,
     b"j"[0]: lambda decoder: range(*decoder.exact(3, int)),
     b"Y"[0]: lambda decoder: datetime.date(*decoder.exact(3, int)),
     b"M"[0]: Decoder.moment,

@@ -2,9 +2,8 @@
 
 import datetime
 import struct
+import sys
 from collections.abc import Callable, Iterable
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 from worldfork.reward.split.values import MAX_DEPTH, MAX_FRAME_BYTES, MAX_VALUES, Malformed
@@ -51,7 +50,7 @@ class Encoder:
         self.values += 1
         if depth >= MAX_DEPTH - 2 or self.values > self._max_values or len(self.out) > self._max_bytes:
             raise Malformed("a value too deep or too large to be sent")
-        writer = _WRITERS.get(type(value))
+        writer = _WRITERS.get(type(value)) or _late_writer(type(value))
         if writer is not None:
             writer(self, value, depth)
         elif not self._other(self, value, depth):
@@ -168,13 +167,11 @@ _WRITERS: dict[type, Callable[[Encoder, Any, int], None]] = {
     complex: _write_complex,
     str: lambda encoder, value, _depth: encoder.sized(b"s", _long(value)),
     bytes: lambda encoder, value, _depth: encoder.sized(b"b", value),
-    Decimal: lambda encoder, value, _depth: encoder.sized(b"c", str(value).encode("ascii")),
     list: _write_list,
     set: _write_set,
     dict: _write_dict,
     tuple: lambda encoder, value, depth: encoder.elements(b"t", value, depth),
     frozenset: lambda encoder, value, depth: encoder.elements(b"z", value, depth),
-    Fraction: lambda encoder, value, depth: encoder.fixed(b"q", (value.numerator, value.denominator), depth),
     range: lambda encoder, value, depth: encoder.fixed(b"j", (value.start, value.stop, value.step), depth),
     datetime.date: lambda encoder, value, depth: encoder.fixed(b"Y", (value.year, value.month, value.day), depth),
     datetime.datetime: _write_datetime,
@@ -182,3 +179,18 @@ _WRITERS: dict[type, Callable[[Encoder, Any, int], None]] = {
     datetime.timedelta: lambda encoder, v, depth: encoder.fixed(b"W", (v.days, v.seconds, v.microseconds), depth),
     datetime.timezone: _write_timezone,
 }
+
+
+def _late_writer(kind: type) -> Callable[[Encoder, Any, int], None] | None:
+    """Return what writes a type of a module that takes long to load, and that is loaded where there is such a value."""
+    for module, name, writer in _LATE:
+        if kind.__module__ == module and kind is getattr(sys.modules.get(module), name, None):
+            _WRITERS[kind] = writer
+            return writer
+    return None
+
+
+_LATE: tuple[tuple[str, str, Callable[[Encoder, Any, int], None]], ...] = (
+    ("decimal", "Decimal", lambda encoder, value, _depth: encoder.sized(b"c", str(value).encode("ascii"))),
+    ("fractions", "Fraction", lambda encoder, v, depth: encoder.fixed(b"q", (v.numerator, v.denominator), depth)),
+)

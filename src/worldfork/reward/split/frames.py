@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import marshal
 import secrets
 import struct
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from importlib.util import MAGIC_NUMBER
 
 from worldfork.core.ids import content_id
 from worldfork.reward.split.values import MAX_FRAME_BYTES, Malformed
@@ -115,11 +117,22 @@ def program_input(*modules: str, **texts: str) -> bytes:
     """
     parts: list[bytes] = []
     for name in modules[:-1]:
-        parts += [name.encode(), _source(name)]
+        parts += [name.encode(), _code(name), _source(name)]
     for name, text in texts.items():
-        parts += [f"{__package__}.{name}".encode(), text.encode("utf-8")]
-    parts += [modules[-1].encode(), _source(modules[-1])]
-    return _U32.pack(len(parts) // 2) + b"".join(_U32.pack(len(part)) + part for part in parts)
+        whole = f"{__package__}.{name}"
+        parts += [whole.encode(), _compiled(whole, text.encode("utf-8")), text.encode("utf-8")]
+    parts += [modules[-1].encode(), _code(modules[-1]), _source(modules[-1])]
+    head = _U32.pack(len(MAGIC_NUMBER)) + MAGIC_NUMBER + _U32.pack(len(parts) // 3)
+    return head + b"".join(_U32.pack(len(part)) + part for part in parts)
+
+
+def _compiled(name: str, text: bytes) -> bytes:
+    return marshal.dumps(compile(text, f"<{name}>", "exec", dont_inherit=True))
+
+
+@cache
+def _code(module: str) -> bytes:
+    return _compiled(module, _source(module))
 
 
 @cache

@@ -22,6 +22,7 @@ from worldfork.reward.blame import check_host
 from worldfork.reward.commanded import pytest_arguments
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.report import Report, read_report
+from worldfork.reward.reporter import waited_s as waited_here_s
 from worldfork.reward.split.frames import VALUE_MODULES, FrameStream, program_argument, program_input
 from worldfork.reward.split.plan import plan_text
 from worldfork.reward.split.relay import Candidate, Relay, Use, read_shapes, sandbox_use
@@ -34,8 +35,6 @@ MAX_TESTS_FRAME_BYTES = 64 << 20
 """The tests' own arguments; no candidate has a say in them beyond what its answers are."""
 
 _GRACE_S = 5.0
-_MARGIN_S = 5.0
-"""Between the relay's wall limit of a test and the tests' own: the relay knows whether the candidate had a CPU."""
 
 
 @dataclass(frozen=True)
@@ -185,11 +184,9 @@ async def _arguments(tests: AsyncSandbox, task: Task, hidden: Iterable[str]) -> 
     configuration = await find_configuration(tests, task, hidden)
     args, test_cpu_s = test_limits(pytest_arguments(task) or ())
     if test_cpu_s is not None:
-        # pytest's own limit comes after that of the relay.
-        args = [
-            f"--timeout={WALL_FACTOR * test_cpu_s + _MARGIN_S:g}" if each.startswith("--timeout=") else each
-            for each in args
-        ]
+        # Over there a test's wall time is mostly the way to the candidate and back. The relay knows the candidate's.
+        longest = f"--timeout={task.limits.grade_wall_s:g}"
+        args = [longest if each.startswith("--timeout=") else each for each in args]
     return [*fixed_args(task, configuration), *args], test_cpu_s
 
 
@@ -199,11 +196,16 @@ def _paths(task: Task) -> list[str]:
 
 
 async def _look_late(tests: AsyncSandbox, pid: int, candidate: Candidate, wall_s: float, clock: Clock) -> bool:
-    """Sleep until the wall limit; return whether one of the sides had no CPU for the most part of it."""
+    """Sleep until the wall limit; return whether for the most part of it somebody who had the turn had no CPU.
+
+    There are three: the tests, this thread, the candidate.
+    """
+    waited_s = -waited_here_s()
     await clock.sleep_s(wall_s)
     with contextlib.suppress(SandboxError):
-        sides = [await sandbox_use(tests, pid), await candidate.use()]
-        return any(side.is_starved(Use(), wall_s) for side in sides)
+        theirs, others = await sandbox_use(tests, pid), await candidate.use()
+        waited_s += waited_here_s() + theirs.waited_s
+        return replace(others, waited_s=others.waited_s + waited_s).is_starved(Use(), wall_s)
     return False
 
 
