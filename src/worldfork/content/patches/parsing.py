@@ -296,19 +296,21 @@ class _Parser:
         return Hunk(int(head[1]), int(head[3]), tuple(old), tuple(new))
 
     def _binary(self) -> Binary:
-        found = _PIECE.match(self._lines.peek())
-        if found is None:
+        binary = self._one_binary()
+        if binary is None:
             raise refusal("", "its binary piece has no head `literal SIZE` or `delta SIZE`")
+        self._one_binary()  # the way back, which must be sound too
+        return binary
+
+    def _one_binary(self) -> Binary | None:
+        found = _PIECE.match(self._lines.peek().removesuffix(b"\r"))
+        if found is None:
+            return None
         self._lines.take()
         self._room_bytes -= int(found[2])
         if self._room_bytes < 0:
             raise refusal("", f"its binary pieces are larger than {MAX_RESULT_BYTES} bytes")
-        binary = decoded(self._piece(), int(found[2]), found[1] == b"delta")
-        if _PIECE.match(self._lines.peek()):  # the way back
-            self._lines.take()
-            for _ in self._piece():
-                pass
-        return binary
+        return decoded(self._piece(), int(found[2]), found[1] == b"delta")
 
     def _piece(self) -> Iterator[bytes]:
         while not self._lines.over:
