@@ -48,7 +48,9 @@ class Carried:
             await AsyncSandbox.delete_snapshot(self.end_snapshot_id)
 
 
-async def carry_out(sandbox: AsyncSandbox, task: Task, *, start_snapshot_id: str, level: str = "volatile") -> Carried:
+async def carry_out(
+    sandbox: AsyncSandbox, task: Task, *, start_snapshot_id: str, level: str = "volatile", label: str | None = None
+) -> Carried:
     """End a policy's sandbox and every process in it, then read what it made of the task's editable files.
 
     An editable path that is anything but a regular file, or lies below a link, counts as removed; so does what is
@@ -58,13 +60,13 @@ async def carry_out(sandbox: AsyncSandbox, task: Task, *, start_snapshot_id: str
         sandbox: ends in any case.
         task: the problem.
         start_snapshot_id: the starting state that the sandbox was forked from.
-        level: of the state at the end; one that is to be kept is `local`.
+        level, label: of the state at the end; one that is to be kept is `local`.
 
     Raises:
         SandboxDied: the sandbox did not live to be stopped. OutOfSpace: it was ended for its disk, or the host is full.
         SandboxError, StoreError, ForkError: it could not be stopped or read.
     """
-    end = await sandbox.checkpoint(stop=True, level=level)
+    end = await sandbox.checkpoint(stop=True, level=level, label=label)
     here = place()
     try:
         edits = await here.work(partial(read_edits, start_snapshot_id, end.snapshot_id, task))

@@ -24,6 +24,7 @@ from worldfork.records.task import Task
 from worldfork.reward.carry import Carried, carry_out
 from worldfork.reward.verifier import Case, Grade, Start, Verifier, checked_reward
 from worldfork.rollout.faults import blame, failure_of
+from worldfork.rollout.leftovers import end_label
 from worldfork.rollout.recording import RecordedSandbox, Recorder
 from worldfork.rollout.run_directory import trajectory_bytes
 from worldfork.rollout.turn import Agent, Turn
@@ -118,6 +119,10 @@ class Attempt:
         self._sandbox_id = sandbox.sandbox_id
         self._seed = sandbox.seed
 
+    def time_turn(self, policy_s: float) -> None:
+        """Take note of how long a turn was that was taken elsewhere."""
+        self._timings = replace(self._timings, policy_s=policy_s, commands_s=self.recorder.commands_s)
+
     def recall(self, sandbox_id: str, seed: int | None, end: str) -> None:
         """Take up where another process is done with the policy's sandbox; `edits` and its like are set by hand."""
         self._sandbox_id, self._seed, self.policy_end = sandbox_id, seed, end
@@ -140,17 +145,23 @@ class Attempt:
             if await self._lost_memory(self._sandbox):
                 return
             try:
-                self._carried = await carry_out(
-                    self._sandbox,
-                    self.task,
-                    start_snapshot_id=self.setting.start.snapshot_id,
-                    level="local" if self.setting.keep_end else "volatile",
-                )
+                await self._carry_out(self._sandbox)
             except (SandboxDied, OutOfSpace) as error:
                 self.failure = await blame(self._sandbox, error, FailureKind.CARRY)
                 self.policy_end = error.code
-                return
-            self.edits, self.end_snapshot_id = self._carried.edits, self._carried.end_snapshot_id
+
+    async def _carry_out(self, sandbox: AsyncSandbox) -> None:
+        keeps, start_id = self.setting.keep_end, self.setting.start.snapshot_id
+        level, label = ("local", f"end of {self._sandbox_id}") if keeps else ("volatile", end_label())
+        carried = await carry_out(sandbox, self.task, start_snapshot_id=start_id, level=level, label=label)
+        self._carried, self.edits, self.end_snapshot_id = carried, carried.edits, carried.end_snapshot_id
+        if not keeps and not self.setting.verifier.needs_end:
+            await self._drop()
+
+    async def _drop(self) -> None:
+        if self._carried is not None:
+            await self._carried.drop()
+        self._carried = self.end_snapshot_id = None
 
     async def judge(self) -> None:
         """Grade what was left."""
@@ -195,9 +206,8 @@ class Attempt:
             async with asyncio.timeout(self.task.limits.stop_wall_s):
                 fault("rollout:clear")
                 await self._holds.aclose()
-                if self._carried is not None and not keeps:
-                    carried, self._carried = self._carried, None
-                    await carried.drop()
+                if not keeps:
+                    await self._drop()
         if not keeps:
             self.end_snapshot_id = None
         self._timings = replace(self._timings, stop_s=self.setting.clock.monotonic_s() - began_s)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -21,12 +20,12 @@ from worldfork.lineage.snapshots import SnapshotInfo
 from worldfork.records.episode import Episode, Failure, FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.advantages import group_advantages
-from worldfork.reward.calibration import CalibrationStore
-from worldfork.reward.pytest_verifier import PytestVerifier
 from worldfork.reward.verifier import Verifier
 from worldfork.rollout.crew import Crew, Job, Orders, Starts
 from worldfork.rollout.faults import FaultRules, Faults
 from worldfork.rollout.journal import Journal, Key
+from worldfork.rollout.judging import cpus, judges
+from worldfork.rollout.leftovers import sweep_once
 from worldfork.rollout.run_directory import RunDirectory
 from worldfork.rollout.starts import StartingStates
 from worldfork.rollout.stopping import StopRule
@@ -142,10 +141,10 @@ async def run_rollouts(
         orders = Orders(
             agent,
             starts or await StartingStates.open(world),
-            verifier_of=_judges() if verifier is None else lambda _: verifier,
+            verifier_of=judges() if verifier is None else lambda _: verifier,
             clock=SystemClock(),
             faults=Faults(rules),
-            gradings=_cpus(),
+            gradings=cpus(),
             stop=stop,
             keep=keep,
             deadline_s=deadline_s,
@@ -153,6 +152,7 @@ async def run_rollouts(
             run=directory,
             on_episode=on_episode,
         )
+        await sweep_once(place())
         crew = Crew(orders)
         for episode in ended.values():
             crew.know(episode)
@@ -207,11 +207,7 @@ def _check(
 def _natural_width(tasks: Sequence[Task]) -> int:
     """Return how many rollouts of the largest of these tasks this machine has CPUs and memory for."""
     largest_bytes = max((task.limits.memory_mb for task in tasks), default=1) << 20
-    return max(1, min(_cpus(), _available_bytes() // largest_bytes))
-
-
-def _cpus() -> int:
-    return max(1, len(os.sched_getaffinity(0)))
+    return max(1, min(cpus(), _available_bytes() // largest_bytes))
 
 
 def _available_bytes() -> int:
@@ -246,11 +242,6 @@ def _seed(seeds: str, seed: int, task: Task, index: int) -> int:
         return secrets.randbits(60)
     parts = [task.task_hash.encode(), b"" if seeds == "common" else str(index).encode()]
     return int(content_id(*parts, *([str(seed).encode()] if seed else []))[:15], 16)
-
-
-def _judges() -> Callable[[Task], Verifier]:
-    verifier = PytestVerifier(CalibrationStore(place().home.scratch / "tasks"), SystemClock())
-    return lambda _: verifier
 
 
 def _cut(episode: Episode, crew: Crew) -> Episode:

@@ -41,7 +41,7 @@ class Carrying:
         self.levels: list[str] = []
         self.left = Left(Edits({"a.py": EditedFile(b"mine")}))
 
-    async def __call__(self, sandbox: Any, task: Any, *, start_snapshot_id: str, level: str) -> Left:
+    async def __call__(self, sandbox: Any, task: Any, *, start_snapshot_id: str, level: str, **_: Any) -> Left:
         self.levels.append(level)
         if self.hangs:
             await asyncio.sleep(60)
@@ -54,6 +54,7 @@ class Carrying:
 def carrying(monkeypatch: pytest.MonkeyPatch) -> Carrying:
     found = Carrying()
     monkeypatch.setattr(attempt, "carry_out", found)
+    monkeypatch.setattr(attempt, "end_label", lambda: "end")
     return found
 
 
