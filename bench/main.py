@@ -37,6 +37,7 @@ FIGURES = (
     "rollouts_178",
     "rollouts_cpu",
     "mutate",
+    "split",
 )
 LIMIT_S = 3 * 3600
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from worldfork.core.errors import VerifierError
-from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.task import Task
 from worldfork.records.task_limits import TaskLimits
@@ -20,8 +17,6 @@ from worldfork.reward.split.proof import ProofStore
 from worldfork.reward.split.verifier import SplitVerifier
 from worldfork.reward.verifier import Case, Grade, Start
 from worldfork.rollout.starts import StartingStates
-
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 TESTS = """
 import pytest
@@ -168,26 +163,6 @@ def task(**changes: Any) -> Task:
     return Task(**{**values, **changes})
 
 
-class TaskStart:
-    """A start whose hidden tests, reference and originals are the task's own."""
-
-    def __init__(self, snapshot_id: str, task: Task) -> None:
-        self.snapshot_id = snapshot_id
-        self.tests: Mapping[str, bytes] = {path: text.encode() for path, text in task.hidden_tests.items()}
-        self.solution = Edits({path: EditedFile(text.encode()) for path, text in task.solution.items()})
-        self.originals: Mapping[str, bytes] = {
-            path: text.encode() for path, text in task.files.items() if path in task.editable
-        }
-
-    @contextlib.asynccontextmanager
-    async def fork(
-        self, index: int = 0, *, seed: int | None = None, grading: bool = False, snapshot_id: str | None = None
-    ) -> AsyncIterator[AsyncSandbox]:
-        (sandbox,) = (await AsyncSandbox.fork_snapshot(snapshot_id or self.snapshot_id)).unwrap()
-        async with sandbox:
-            yield sandbox
-
-
 class Expects:
     """Stands in for the pytest verifier's calibration: all these ids."""
 
@@ -198,16 +173,9 @@ class Expects:
         return Calibration(task.task_hash, start.snapshot_id, tuple(sorted(self.ids)), (), (), 1.0)
 
 
-def run(*deeds: Any) -> Any:
-    async def act() -> Any:
-        return [await deed for deed in deeds]
-
-    return asyncio.run(act())
-
-
 async def grade_all(directory: Path, a_task: Task, ids: set[str], candidates: list[str]) -> list[Grade]:
     states = await StartingStates.open()
-    start = TaskStart((await states.get(a_task)).snapshot_id, a_task)
+    start = await states.get(a_task)
     verifier = SplitVerifier(Expects(ids), ProofStore(directory))
     return [
         await verifier.grade(Case(a_task, start, Edits({"answer.py": EditedFile(text.encode())})))

@@ -20,12 +20,13 @@ from worldfork.reward.commanded import pytest_arguments
 from worldfork.reward.split.plan import module_plan
 from worldfork.reward.verifier import Start
 
-PROOF_FORMAT = 1
+PROOF_FORMAT = 2
 """Raised whenever the same tests might be judged differently; older proofs are then found anew."""
 
 MAX_WHY_CHARACTERS = 500
 
 _RETRY_S = 0.05
+_MAX_MODULES = 2000
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ class Proof:
     """Why not; empty where it is capable."""
     shapes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Where objects of the reference's classes stood. A candidate's stand nowhere else."""
+    modules: Mapping[str, Any] = field(default_factory=dict)
+    """The modules under test, as `module_plan` describes them."""
+    absent: tuple[str, ...] = ()
+    """Other files that a policy may change; the tests' fork has none of them."""
     cpu_s: float = 0.0
     """CPU seconds of the reference's tests, both sides."""
 
@@ -78,6 +83,7 @@ class ProofStore:
         try:
             data = json.loads((self.directory / f"{key}.json").read_text(encoding="utf-8"))
             data["shapes"] = {place: tuple(names) for place, names in data["shapes"].items()}
+            data["absent"] = tuple(data["absent"])
             return Proof(**data)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             # Absent, or cut short by a crash: it can be found anew.
@@ -95,8 +101,8 @@ class ProofStore:
             os.close(lock)
 
 
-def reference_plan(task: Task, start: Start) -> dict[str, Any]:
-    """Describe the modules under test, as the reference has them.
+def learn_modules(task: Task, start: Start) -> Proof:
+    """Read the modules under test as the reference has them; the result is to be proven. Takes disk.
 
     Raises:
         ConfigError: this task's tests cannot be split; the message says why.
@@ -105,19 +111,22 @@ def reference_plan(task: Task, start: Start) -> dict[str, Any]:
         raise ConfigError("its tests are not run by pytest under the verifier's own eyes", field="test_command")
     if task.rebuild:
         raise ConfigError("it is rebuilt after a change, so its modules are not read from their texts", field="rebuild")
-    contents = dict(start.originals)
-    contents.update((path, file.content) for path, file in start.solution.files.items())
-    modules = {
-        path: content
-        for path, content in contents.items()
-        if path.endswith(".py") and path not in start.solution.removed and is_editable(path, task.editable)
-    }
+    solution = start.solution
+    paths = sorted({*start.originals, *solution.files} - set(solution.removed))
+    editable = [path for path in paths if is_editable(path, task.editable)]
+    modules = [path for path in editable if path.endswith(".py")]
     if not modules:
         raise ConfigError("no Python module of it is editable", field="editable")
+    if len(modules) > _MAX_MODULES:
+        raise ConfigError(f"more than {_MAX_MODULES} modules of it are editable", field="editable")
     try:
-        return module_plan({path: content.decode("utf-8") for path, content in modules.items()})
+        texts = {
+            path: (solution.files[path].content if path in solution.files else start.originals[path]).decode("utf-8")
+            for path in modules
+        }
     except UnicodeDecodeError:
         raise ConfigError("a module of it is not written in UTF-8", field="solution") from None
+    return Proof(False, modules=module_plan(texts), absent=tuple(path for path in editable if path not in texts))
 
 
 def _try_lock(file: int) -> bool:

@@ -24,7 +24,6 @@ from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.report import Report, read_report
 from worldfork.reward.reporter import waited_s as waited_here_s
 from worldfork.reward.split.frames import VALUE_MODULES, FrameStream, program_argument, program_input
-from worldfork.reward.split.plan import plan_text
 from worldfork.reward.split.relay import Candidate, Relay, Use, read_shapes, sandbox_use
 from worldfork.reward.split.values import Malformed
 from worldfork.reward.trial import Trial
@@ -65,15 +64,13 @@ async def run_split(
     candidate: AsyncSandbox,
     task: Task,
     plan: Mapping[str, Any],
-    shapes: Mapping[str, Sequence[str]] | None,
     hidden: Iterable[str],
     clock: Clock,
 ) -> SplitTrial:
     """Run the tests in one sandbox against the candidate in the other; what both need is laid down already.
 
     Args:
-        plan: the modules under test, as `module_plan` describes them.
-        shapes: where objects of the candidate may stand; None for anywhere, which is for the reference alone.
+        plan: what the tests' fork is told, from `plan_text`.
         hidden: the paths of the hidden tests.
 
     Raises:
@@ -88,7 +85,7 @@ async def run_split(
         process = await _start_tests(tests, task, [f"{test_cpu_s or 0:g}", *where, *args])
         run = _Run(tests, process, other, task, test_cpu_s, clock)
         await began
-        trial = await run.serve(plan, shapes)
+        trial = await run.serve(plan)
     finally:
         began.cancel()
         await asyncio.gather(began, return_exceptions=True)
@@ -119,7 +116,7 @@ class _Run:
         self._stream = FrameStream(process, MAX_TESTS_FRAME_BYTES)
         self._relay = Relay(self._stream, candidate, test_cpu_s, clock)
 
-    async def serve(self, plan: Mapping[str, Any], shapes: Mapping[str, Sequence[str]] | None) -> SplitTrial:
+    async def serve(self, plan: Mapping[str, Any]) -> SplitTrial:
         """Serve the tests until they end."""
         late = asyncio.create_task(
             _look_late(self._tests, self._process.pid, self._candidate, self._wall_s, self._clock)
@@ -128,7 +125,7 @@ class _Run:
         cpu_s = 0.0
         try:
             with contextlib.suppress(BrokenPipeError):
-                await self._process.write_stdin(_program(plan_text(plan, shapes)))
+                await self._process.write_stdin(_program(plan))
             await self._relay.run()
             result = await self._process.wait()
             end, cpu_s = result.reason.value, result.cpu_s

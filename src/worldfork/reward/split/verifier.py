@@ -17,16 +17,16 @@ protocol, the test at hand has failed and the next call is made to a new process
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import contextlib
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from worldfork.core.clock import Clock, SystemClock
-from worldfork.core.errors import ConfigError, VerifierError
+from worldfork.core.errors import ConfigError, PathError, VerifierError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.edits import Edits
 from worldfork.records.episode import FailureKind
-from worldfork.records.globs import is_editable
 from worldfork.records.task import Task
 from worldfork.reward.blame import overload
 from worldfork.reward.calibration import Calibration
@@ -34,8 +34,8 @@ from worldfork.reward.laying import lay_edits, lay_tests
 from worldfork.reward.places import inside_task
 from worldfork.reward.scoring import score_tests
 from worldfork.reward.split.frames import program_digest
-from worldfork.reward.split.plan import stub_files
-from worldfork.reward.split.proof import MAX_WHY_CHARACTERS, Proof, ProofStore, reference_plan
+from worldfork.reward.split.plan import plan_text, stub_files
+from worldfork.reward.split.proof import MAX_WHY_CHARACTERS, Proof, ProofStore, learn_modules
 from worldfork.reward.split.trial import SplitTrial, run_split
 from worldfork.reward.startup import admit
 from worldfork.reward.verifier import FRESH, Case, Grade, Start
@@ -96,7 +96,7 @@ class SplitVerifier:
         task, start = case.task, case.start
         calibration, proof = await self._known(task, start)
         known_s = self._clock.monotonic_s()
-        trial, sandbox_id = await self._try_out(task, start, case.edits, proof.shapes, case.index)
+        trial, sandbox_id = await self._try_out(task, start, case.edits, proof, index=case.index)
         expected = frozenset(calibration.expected)
         passed = trial.report.passed & expected
         if passed != expected and trial.is_starved(expected - passed):
@@ -147,45 +147,42 @@ class SplitVerifier:
 
     async def _prove(self, task: Task, start: Start) -> Proof:
         """Run the reference once to see where its objects stand, and once more with that known."""
-        calibration = await self._calibrates.calibrate(task, start)
-        expected = frozenset(calibration.expected)
-        shapes: Mapping[str, Sequence[str]] | None = None
-        trial: SplitTrial | None = None
-        for _ in range(2):
-            try:
-                trial, _ = await self._try_out(task, start, start.solution, shapes, 0)
-            except (ConfigError, VerifierError) as error:
-                if isinstance(error, VerifierError) and error.fields.get("kind") is not FailureKind.GRADING:
-                    raise
-                return Proof(False, str(error)[:MAX_WHY_CHARACTERS])
-            missing = expected - trial.report.passed
-            if missing and trial.is_starved(missing):
-                raise overload(task)
-            if missing:
-                reason = trial.notes[0] if trial.notes else "they see more than calls and their results"
-                why = f"{len(missing)} of {len(expected)} tests fail, such as {min(missing)}: {reason}"
-                return Proof(False, why[:MAX_WHY_CHARACTERS])
-            shapes = trial.shapes
-        assert trial is not None
-        return Proof(True, "", {place: tuple(names) for place, names in trial.shapes.items()}, trial.cpu_s)
+        expected = frozenset((await self._calibrates.calibrate(task, start)).expected)
+        try:
+            proof = await asyncio.to_thread(learn_modules, task, start)
+            for learning in (True, False):
+                trial, _ = await self._try_out(task, start, start.solution, proof, learning=learning)
+                missing = expected - trial.report.passed
+                if missing and trial.is_starved(missing):
+                    raise overload(task)
+                if missing:
+                    reason = trial.notes[0] if trial.notes else "they see more than calls and their results"
+                    raise ConfigError(f"{len(missing)} of {len(expected)} tests fail, such as {min(missing)}: {reason}")
+                shapes = {place: tuple(names) for place, names in trial.shapes.items()}
+                proof = replace(proof, shapes=shapes, cpu_s=trial.cpu_s)
+        except (ConfigError, VerifierError) as error:
+            if isinstance(error, VerifierError) and error.fields.get("kind") is not FailureKind.GRADING:
+                raise
+            return Proof(False, str(error)[:MAX_WHY_CHARACTERS])
+        return replace(proof, capable=True)
 
     async def _try_out(
-        self, task: Task, start: Start, edits: Edits, shapes: Mapping[str, Sequence[str]] | None, index: int
+        self, task: Task, start: Start, edits: Edits, proof: Proof, *, index: int = 0, learning: bool = False
     ) -> tuple[SplitTrial, str]:
-        plan = reference_plan(task, start)
+        admitted, notes = admit(task, edits, start.tests)
+        plan = plan_text(proof.modules, None if learning else proof.shapes)
         async with start.fork(index, grading=True) as tests, start.fork(index, grading=True) as candidate:
-            admitted, notes = admit(task, edits, start.tests)
             await lay_edits(candidate, admitted)
-            await _lay_stubs(tests, task, start, plan)
+            await _lay_stubs(tests, proof)
             await lay_tests(tests, task, start.tests)
-            trial = await run_split(tests, candidate, task, plan, shapes, start.tests, self._clock)
+            trial = await run_split(tests, candidate, task, plan, start.tests, self._clock)
             return replace(trial, notes=(*notes, *trial.notes)), tests.sandbox_id
 
 
-async def _lay_stubs(tests: AsyncSandbox, task: Task, start: Start, plan: Mapping[str, Any]) -> None:
+async def _lay_stubs(tests: AsyncSandbox, proof: Proof) -> None:
     """Put stubs in the place of the modules under test, and nothing in that of other files that a policy may change."""
-    for path in start.originals:
-        if path not in plan and is_editable(path, task.editable):
+    for path in proof.absent:
+        with contextlib.suppress(PathError):
             await tests.delete_file(inside_task(path))
-    for path, content in stub_files(plan).items():
+    for path, content in stub_files(proof.modules).items():
         await tests.write_file(inside_task(path), content)
