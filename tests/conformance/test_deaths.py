@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
@@ -89,6 +90,16 @@ def test_a_kill_from_outside_is_nobodys_in_it(box: Sandbox) -> None:
     assert (death.cause, death.own) == (DeathCause.OUTSIDE, False)
     box.terminate()  # clears away what showed it
     assert box.cause_of_death() == death
+
+
+@pytest.mark.behaviour("death-3")
+def test_it_is_known_also_once_all_of_it_is_cleared_away(box: Sandbox) -> None:
+    kill_init(box)
+    until_s = time.monotonic() + 10
+    while box.sandbox_id in place().live:  # the watch clears it away of its own accord
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+    assert cause(box) is DeathCause.OUTSIDE
 
 
 @pytest.mark.behaviour("death-3")
