@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from worldfork.core.errors import ConfigError
 from worldfork.records.task import Task
 from worldfork.reward.calibration import Calibration
 
@@ -25,3 +26,14 @@ def score_tests(task: Task, calibration: Calibration, passed: frozenset[str]) ->
     if broken:
         parts["fail_to_pass"] = len(passed & broken) / len(broken) if untouched <= passed else 0.0
     return parts.get(task.score, parts["fraction"]), parts
+
+
+def checked_weight(value: object, name: str) -> float:
+    """Return the weight of one reward among others.
+
+    Raises:
+        ConfigError: it is no number above 0; `field` is `name`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise ConfigError(f"weight {value!r} is no number above 0", field=name)
+    return float(value)

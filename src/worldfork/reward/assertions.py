@@ -1,0 +1,301 @@
+"""What can be asked of the files of a stored state."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import re
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from worldfork.content.stack import Node
+from worldfork.core.errors import ConfigError, PathError
+from worldfork.keeping.browse import Browsed
+from worldfork.records.checked import checked_text
+from worldfork.reward.places import inside_task
+from worldfork.reward.scoring import checked_weight
+
+MAX_FILE_BYTES = 64 << 20
+"""A larger file is no answer to what is asked of its content."""
+
+MAX_CHECKS = 10_000
+
+_MATCH_S = 10.0
+_KINDS = {"file": "f", "directory": "d", "link": "l", "fifo": "p", "socket": "s", "device": "bc"}
+_MATCH_PROGRAM = (
+    "import json, re, resource, sys\n"
+    "resource.setrlimit(resource.RLIMIT_CPU, (5, 5))\n"
+    "pattern, text = json.load(sys.stdin)\n"
+    "sys.exit(0 if re.search(pattern, text, re.MULTILINE) else 1)\n"
+)
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """Something that must be true of one path; where several things are asked, all of them."""
+
+    path: str
+    """Of the task's directory, or absolute. Links on the way lead where they do inside."""
+    name: str = ""
+    """The id of the check; made of path and question if not given."""
+    weight: float = 1.0
+    absent: bool = False
+    """Nothing is there, not even a link."""
+    kind: str = ""
+    """file, directory, link, fifo, socket or device; of the path itself, so that a link is a link."""
+    follow: bool = False
+    """Whether what is asked of a link is asked of what it leads to. Otherwise a link has no content."""
+    mode: str = ""
+    """Permission bits in octal, such as `0644`."""
+    target: str | None = None
+    """Of a link."""
+    equals: str | None = None
+    """The whole content, as UTF-8; `trim` leaves white space at both ends out."""
+    trim: bool = False
+    sha256: str = ""
+    contains: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    matches: str = ""
+    """A regular expression of Python that is found somewhere; `^` and `$` mean lines. Given 5 s of CPU."""
+    json: Mapping[str, Any] = field(default_factory=dict)
+    """JSON pointer (RFC 6901) -> the value there: of the same type, and equal. The empty pointer is the whole."""
+
+    def __post_init__(self) -> None:
+        checked_text("verifier.checks.path", self.path)
+        if not self.path or "\0" in self.path:
+            raise ConfigError("a check needs a path", field="verifier.checks.path")
+        for name in ("contains", "lacks"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        if self.kind and self.kind not in _KINDS:
+            raise ConfigError(f"kind {self.kind!r} is none of {', '.join(_KINDS)}", field="verifier.checks.kind")
+        if self.mode and not re.fullmatch("0?[0-7]{3,4}", self.mode):
+            raise ConfigError(f"mode {self.mode!r} is not octal", field="verifier.checks.mode")
+        checked_weight(self.weight, "verifier.checks.weight")
+        if self.sha256 and not re.fullmatch("[0-9a-f]{64}", self.sha256):
+            raise ConfigError("sha256 is not 64 hex digits", field="verifier.checks.sha256")
+        try:
+            re.compile(self.matches)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ConfigError(f"matches is no expression: {error}", field="verifier.checks.matches") from None
+        asked: object = self.json
+        if not isinstance(asked, Mapping) or any(pointer and pointer[0] != "/" for pointer in self.json):
+            raise ConfigError("json is not an object of JSON pointer -> value", field="verifier.checks.json")
+        if not self.name:
+            object.__setattr__(self, "name", self._own_name())
+
+    def _own_name(self) -> str:
+        asked = [
+            each.name
+            for each in fields(self)
+            if each.name not in ("path", "name", "weight", "follow", "trim")
+            and getattr(self, each.name) not in ("", None, (), {}, False)
+        ]
+        return f"{self.path}: {', '.join(asked) or 'exists'}"
+
+    @property
+    def reads(self) -> bool:
+        """Whether the content is asked for."""
+        return bool(self.sha256 or self.contains or self.lacks or self.matches or self.json) or self.equals is not None
+
+
+@dataclass(frozen=True)
+class FilesSpec:
+    """All that is asked."""
+
+    checks: tuple[FileCheck, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.checks) <= MAX_CHECKS:
+            raise ConfigError(f"a files verifier needs 1 to {MAX_CHECKS} checks", field="verifier.checks")
+        counts: dict[str, int] = {}
+        named = []
+        for check in self.checks:
+            counts[check.name] = counts.get(check.name, 0) + 1
+            again = counts[check.name]
+            named.append(check if again == 1 else _renamed(check, f"{check.name} #{again}"))
+        object.__setattr__(self, "checks", tuple(named))
+
+    @classmethod
+    def from_json(cls, data: object) -> FilesSpec:
+        """Read a list of checks.
+
+        Raises:
+            ConfigError: something is unknown or malformed.
+        """
+        if not isinstance(data, list | tuple):
+            raise ConfigError("checks is not a list", field="verifier.checks")
+        known = {each.name for each in fields(FileCheck)}
+        made = []
+        for each in data:
+            if not isinstance(each, Mapping) or "path" not in each or set(each) - known:
+                unknown = sorted(set(each) - known) if isinstance(each, Mapping) else []
+                what = f"has no field {unknown[0]!r}" if unknown else "is no object with a path"
+                raise ConfigError(f"a check {what}", field="verifier.checks")
+            try:
+                made.append(FileCheck(**each))
+            except TypeError as error:
+                raise ConfigError(f"a check is malformed: {error}", field="verifier.checks") from None
+        return cls(tuple(made))
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A regular expression that is still to be looked for."""
+
+    name: str
+    pattern: str
+    text: str
+
+
+def check_files(browsed: Browsed, spec: FilesSpec) -> tuple[dict[str, str], list[Pending]]:
+    """Look at the files of a stored state. Blocking.
+
+    Returns:
+        (name of a check -> why it is not true, the expressions that are to be looked for yet).
+
+    Raises:
+        StoreError, OutOfSpace: a layer cannot be read.
+    """
+    why: dict[str, str] = {}
+    pending: list[Pending] = []
+    for check in spec.checks:
+        node = _node(browsed, check)
+        if check.absent or node is None:
+            if check.absent != (node is None):
+                why[check.name] = "is there" if node is not None else "is not there"
+            continue
+        reason = _about(check, node)
+        if not reason and check.reads:
+            reason, text = _inside(browsed, check, node)
+            if not reason and check.matches:
+                pending.append(Pending(check.name, check.matches, text))
+        if reason:
+            why[check.name] = reason
+    return why, pending
+
+
+async def match_all(pending: Sequence[Pending]) -> list[bool]:
+    """Look for expressions, each in a process that can be ended: one can take for ever on a policy's text."""
+    return [await _matches(each.pattern, each.text) for each in pending]
+
+
+async def _matches(pattern: str, text: str) -> bool:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        _MATCH_PROGRAM,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(_MATCH_S):
+            await process.communicate(json.dumps([pattern, text]).encode("ascii"))
+        return process.returncode == 0
+    except TimeoutError:
+        return False
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def _renamed(check: FileCheck, name: str) -> FileCheck:
+    values = {each.name: getattr(check, each.name) for each in fields(check)}
+    return FileCheck(**{**values, "name": name})
+
+
+def _node(browsed: Browsed, check: FileCheck) -> Node | None:
+    path = check.path if check.path.startswith("/") else inside_task(check.path)
+    try:
+        return browsed.node(path, follow=check.follow)
+    except PathError:
+        return None
+
+
+def _about(check: FileCheck, node: Node) -> str:
+    if check.kind and node.seen.kind not in _KINDS[check.kind]:
+        return f"is no {check.kind}"
+    if check.target is not None and (node.seen.kind != "l" or node.seen.target != check.target):
+        return "leads elsewhere" if node.seen.kind == "l" else "is no link"
+    info = node.seen.info
+    if check.mode and (info is None or stat.S_IMODE(info.st_mode) != int(check.mode, 8)):
+        return f"has mode {stat.S_IMODE(info.st_mode):04o}" if info else "has no mode"
+    return ""
+
+
+def _inside(browsed: Browsed, check: FileCheck, node: Node) -> tuple[str, str]:
+    """Return why the content is not as it must be, and the content where that is text."""
+    info = node.seen.info
+    if node.seen.kind != "f" or info is None:
+        return "is no file", ""
+    if info.st_size > MAX_FILE_BYTES:
+        return f"is larger than {MAX_FILE_BYTES >> 20} MiB", ""
+    data = b"".join(browsed.view.read(node))
+    if check.sha256 and hashlib.sha256(data).hexdigest() != check.sha256:
+        return "has other bytes", ""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        only_bytes = check.equals is None and not (check.contains or check.lacks or check.matches or check.json)
+        return ("" if only_bytes else "is no text in UTF-8"), ""
+    if check.equals is not None and _trimmed(text, check) != _trimmed(check.equals, check):
+        return "has another content", ""
+    missing = [each for each in check.contains if each not in text]
+    found = [each for each in check.lacks if each in text]
+    if missing or found:
+        return (f"lacks {missing[0]!r}" if missing else f"holds {found[0]!r}"), ""
+    return (_about_json(text, check.json) if check.json else ""), text
+
+
+def _trimmed(text: str, check: FileCheck) -> str:
+    return text.strip() if check.trim else text
+
+
+def _about_json(text: str, asked: Mapping[str, Any]) -> str:
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        return "is no JSON"
+    for pointer, expected in asked.items():
+        try:
+            value = _at(whole, pointer)
+        except (KeyError, IndexError, TypeError, ValueError):
+            return f"has no {pointer}"
+        if not _is_equal(value, expected):
+            return f"has another {pointer or 'value'}"
+    return ""
+
+
+def _at(value: Any, pointer: str) -> Any:
+    for part in pointer.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, list):
+            if not re.fullmatch("0|[1-9][0-9]{0,8}", name):
+                raise KeyError(name)
+            value = value[int(name)]
+        else:
+            if not isinstance(value, dict):
+                raise KeyError(name)
+            value = value[name]
+    return value
+
+
+def _is_equal(value: Any, expected: Any) -> bool:
+    """Compare without taking 1 for true, and 1 for 1.0 as JSON does."""
+    if isinstance(value, bool) or isinstance(expected, bool):
+        return value is expected
+    if isinstance(value, dict) and isinstance(expected, Mapping):
+        return value.keys() == expected.keys() and all(_is_equal(value[key], expected[key]) for key in value)
+    if isinstance(value, list) and isinstance(expected, list | tuple):
+        return len(value) == len(expected) and all(map(_is_equal, value, expected))
+    return bool(value == expected)

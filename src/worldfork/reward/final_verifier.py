@@ -1,0 +1,222 @@
+"""The final verifier: tests against the state that the policy left, for tasks that leave a service or a whole system.
+
+The state is frozen when the policy's turn is over, with every process stopped, and a fork of it is started. In it the
+services that the task declares are started, and only these; then hidden tests are laid down and run, or a program
+judges.
+
+What it resists: processes that outlive the policy, and answers that were planted where hidden tests lie. What it does
+not: the policy was root of all that the tests stand on, their Python and their tools among it. Its episodes carry
+`trust: final`; use `pytest` or `split` wherever a task can be judged by its files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from worldfork.core.clock import Clock, SystemClock
+from worldfork.core.errors import ConfigError, OutOfSpace, SandboxDied, VerifierError
+from worldfork.core.ids import content_id
+from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.records.checked import checked_seconds, checked_strings
+from worldfork.records.edits import Edits
+from worldfork.records.episode import FailureKind
+from worldfork.records.task import Task
+from worldfork.reward.blame import check_host, overload
+from worldfork.reward.calibration import Calibration, CalibrationStore
+from worldfork.reward.judging import JudgeSpec, judge
+from worldfork.reward.laying import lay_tests
+from worldfork.reward.places import TASK_DIRECTORY
+from worldfork.reward.preparing import prepare
+from worldfork.reward.report import Report
+from worldfork.reward.scoring import score_tests
+from worldfork.reward.trial import Trial, run_tests
+from worldfork.reward.verifier import FINAL, Case, Grade, Start
+
+FINAL_FORMAT = 1
+NOT_READY = "not_ready"
+"""How a grading ends whose services did not come up."""
+
+_START = 'exec "$@" </dev/null >/dev/null 2>&1 &'
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+_PROBE_S = 10.0
+
+
+@dataclass(frozen=True)
+class FinalSpec:
+    """What runs in the fork beside the tests."""
+
+    services: tuple[tuple[str, ...], ...] = ()
+    """Commands that are started in the task's directory, in this order, and stay."""
+    ready: tuple[str, ...] = ()
+    """A command that ends with 0 once they are up; asked again and again."""
+    ready_wall_s: float = 60.0
+    """Services that are not up by then are worth 0."""
+    judge: JudgeSpec | None = None
+    """A program that judges; the hidden tests if not given."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.services, list | tuple):
+            raise ConfigError("services is not a list of commands", field="verifier.services")
+        services = tuple(checked_strings("verifier.services", each) for each in self.services)
+        if not all(services):
+            raise ConfigError("services holds an empty command", field="verifier.services")
+        object.__setattr__(self, "services", services)
+        object.__setattr__(self, "ready", checked_strings("verifier.ready", self.ready))
+        object.__setattr__(self, "ready_wall_s", checked_seconds("verifier.ready_wall_s", self.ready_wall_s))
+
+
+class FinalVerifier:
+    """Grades final states where they are. One for a whole run; safe for many cases at once."""
+
+    def __init__(self, spec: FinalSpec, calibrations: CalibrationStore, clock: Clock | None = None) -> None:
+        self._spec = spec
+        self._calibrations = calibrations
+        self._clock = clock or SystemClock()
+
+    @property
+    def verifier_id(self) -> str:
+        """`final`, with a digest of what runs."""
+        return f"final:{content_id(str(FINAL_FORMAT).encode(), repr(self._spec).encode())[:16]}"
+
+    @property
+    def trust(self) -> str:
+        """`final`."""
+        return FINAL
+
+    @property
+    def needs_end(self) -> bool:
+        """Always."""
+        return True
+
+    async def grade(self, case: Case) -> Grade:
+        """Say what a final state is worth.
+
+        Raises:
+            VerifierError: it could not be judged; `kind` is a `FailureKind`.
+            SandboxError, StoreError, ForkError: a fork could not be made or written to.
+        """
+        if case.end_snapshot_id is None:
+            return await self.grade_nothing(case)
+        began_s = self._clock.monotonic_s()
+        if self._spec.judge is not None:
+            return await self._judged(case, self._spec.judge, began_s)
+        task = case.task
+        calibration = await self._calibrate(task, case.start)
+        known_s = self._clock.monotonic_s()
+        trial, sandbox_id = await self._try_out(task, case.start, case.index, end_snapshot_id=case.end_snapshot_id)
+        expected = frozenset(calibration.expected)
+        passed = trial.report.passed & expected
+        if passed != expected and trial.is_starved(expected - passed):
+            raise overload(task)
+        reward, parts = score_tests(task, calibration, passed)
+        return Grade(
+            reward=reward,
+            parts=parts,
+            expected=calibration.expected,
+            passed=tuple(sorted(passed)),
+            failed=tuple(sorted((trial.report.tests.keys() & expected) - passed)),
+            untouched=calibration.untouched,
+            end=trial.end,
+            cpu_s=trial.cpu_s,
+            sandbox_id=sandbox_id,
+            trust=FINAL,
+            calibrate_s=known_s - began_s,
+            grade_s=self._clock.monotonic_s() - known_s,
+        )
+
+    async def grade_nothing(self, case: Case) -> Grade:
+        """Give 0 to the end of a policy that left nothing to be looked at."""
+        if self._spec.judge is not None:
+            return Grade(reward=0.0, trust=FINAL)
+        calibration = await self._calibrate(case.task, case.start)
+        return Grade(reward=0.0, expected=calibration.expected, untouched=calibration.untouched, trust=FINAL)
+
+    async def _judged(self, case: Case, spec: JudgeSpec, began_s: float) -> Grade:
+        async with case.start.fork(case.index, grading=True, snapshot_id=case.end_snapshot_id) as sandbox:
+            up = await self._bring_up(sandbox)
+            if up:
+                await lay_tests(sandbox, case.task, case.start.tests)
+                said = await judge(sandbox, case.task, spec, case.key)
+        return Grade(
+            reward=said.reward if up else 0.0,
+            parts=said.parts if up else {},
+            end=said.end if up else NOT_READY,
+            cpu_s=said.cpu_s if up else None,
+            sandbox_id=sandbox.sandbox_id,
+            trust=FINAL,
+            grade_s=self._clock.monotonic_s() - began_s,
+            notes=said.notes if up else ("the services were not ready",),
+        )
+
+    async def _calibrate(self, task: Task, start: Start) -> Calibration:
+        async def make() -> Calibration:
+            if not task.has_reference:
+                raise _unfit(task, "has no reference, so nobody knows which tests to expect")
+            solved, _ = await self._try_out(task, start, 0, edits=start.solution)
+            untouched, _ = await self._try_out(task, start, 0, edits=Edits())
+            expected = solved.report.passed
+            if not expected or not solved.report.finished:
+                raise _unfit(task, f"has a reference whose tests ended as {solved.end}: {solved.last_words[-300:]}")
+            before = tuple(sorted(expected & untouched.report.passed))
+            failed = tuple(sorted(solved.report.tests.keys() - expected))
+            return Calibration(task.task_hash, start.snapshot_id, tuple(sorted(expected)), before, failed, solved.cpu_s)
+
+        key = content_id(self.verifier_id.encode(), task.task_hash.encode())
+        return await self._calibrations.get_or_make(key, start.snapshot_id, make)
+
+    async def _try_out(
+        self, task: Task, start: Start, index: int, *, edits: Edits | None = None, end_snapshot_id: str | None = None
+    ) -> tuple[Trial, str]:
+        async with start.fork(index, grading=True, snapshot_id=end_snapshot_id) as sandbox:
+            if edits is not None:
+                prepared = await prepare(sandbox, task, {}, edits)
+                if prepared.broken is not None:
+                    raise _unfit(task, "has a rebuild step that fails with its reference")
+            if not await self._bring_up(sandbox):
+                return Trial(Report(), NOT_READY, 0.0, 0.0), sandbox.sandbox_id
+            return await run_tests(sandbox, task, start.tests, Edits()), sandbox.sandbox_id
+
+    async def _bring_up(self, sandbox: AsyncSandbox) -> bool:
+        """Start the services; tell whether they are up."""
+        try:
+            for command in self._spec.services:
+                await sandbox.run(
+                    "/bin/sh", ["-c", _START, "service", *command], working_dir=TASK_DIRECTORY, timeout=_PROBE_S
+                )
+            return not self._spec.ready or await self._is_ready(sandbox, self._spec.ready)
+        except (SandboxDied, OutOfSpace) as error:
+            if isinstance(error, OutOfSpace) and error.scope != "sandbox":
+                raise
+            await check_host(sandbox)
+            return False
+
+    async def _is_ready(self, sandbox: AsyncSandbox, probe: tuple[str, ...]) -> bool:
+        program, *args = probe
+        deadline_s = self._clock.monotonic_s() + self._spec.ready_wall_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            asked = await sandbox.run(program, args, working_dir=TASK_DIRECTORY, timeout=_PROBE_S)
+            if asked.ok:
+                return True
+            if self._clock.monotonic_s() >= deadline_s:
+                return False
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def final_spec(data: Mapping[str, Any], judged: JudgeSpec | None) -> FinalSpec:
+    """Read what a task says of its services."""
+    given = {name: data[name] for name in ("services", "ready", "ready_wall_s") if name in data}
+    return FinalSpec(**given, judge=judged)
+
+
+def _unfit(task: Task, what: str) -> VerifierError:
+    return VerifierError(
+        f"{task.task_id} {what}",
+        remedy="the task needs a solution that passes its hidden tests with its services up",
+        kind=FailureKind.CALIBRATION,
+    )
