@@ -12,8 +12,9 @@ Point = tuple[float, float]
 MAX_DOTS = 3000
 """A scatter with more dots shows every n-th."""
 
-_WIDTH, _HEIGHT = 720, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 40, 12, 12, 30
+_WIDE, _HALF, _HEIGHT = 960, 460, 220
+"""Units of a chart that has the page's width, or half of it: about a pixel each, so that words are of one size."""
+_LEFT, _RIGHT, _TOP, _BOTTOM = 40, 16, 18, 30
 
 
 def over_time(points: Sequence[Point], span_s: float) -> str:
@@ -23,13 +24,17 @@ def over_time(points: Sequence[Point], span_s: float) -> str:
     span_s = max(span_s, 1e-9)
     step = max(1, math.ceil(len(points) / MAX_DOTS))
     dots = "".join(
-        f'<circle cx="{_x(when / span_s):.1f}" cy="{_y(reward):.1f}" r="2.6"/>' for when, reward in points[::step]
+        f'<circle cx="{_x(when / span_s, _WIDE):.1f}" cy="{_y(reward):.1f}" r="2.6"/>'
+        for when, reward in points[::step]
     )
-    line = " ".join(f"{_x(when / span_s):.1f},{_y(mean):.1f}" for when, mean in _moving_mean(points))
-    marks = "".join(_mark_below(_x(part), seconds(part * span_s)) for part in (0, 0.25, 0.5, 0.75, 1))
+    line = " ".join(f"{_x(when / span_s, _WIDE):.1f},{_y(mean):.1f}" for when, mean in _moving_mean(points))
+    marks = "".join(
+        _mark_below(_x(part, _WIDE), seconds(part * span_s) if part else "0") for part in (0, 0.25, 0.5, 0.75, 1)
+    )
     return _framed(
-        f'{_grid()}<g class="dots">{dots}</g><polyline class="line" points="{line}"/>{marks}',
+        f'{_grid(_WIDE)}<g class="dots">{dots}</g><polyline class="line" points="{line}"/>{marks}',
         f"Rewards of {len(points)} rollouts over {seconds(span_s)}, with their moving mean",
+        _WIDE,
     )
 
 
@@ -42,10 +47,10 @@ def histogram(rewards: Sequence[float]) -> str:
     for reward in rewards:
         counts[0 if reward == 0 else 11 if reward == 1 else 1 + min(9, int(reward * 10))] += 1
     most = max(counts)
-    wide = (_WIDTH - _LEFT - _RIGHT) / len(counts)
+    wide = (_HALF - 2 * _RIGHT) / len(counts)
     parts = []
     for place, count in enumerate(counts):
-        left, top = _LEFT + place * wide, _y(count / most)
+        left, top = _RIGHT + place * wide, _y(count / most)
         kind = "bad" if place == 0 else "good" if place == 11 else "some"
         parts.append(
             f'<rect class="{kind}" x="{left + 3:.1f}" y="{top:.1f}" width="{wide - 6:.1f}" '
@@ -55,8 +60,9 @@ def histogram(rewards: Sequence[float]) -> str:
             parts.append(f'<text x="{left + wide / 2:.1f}" y="{max(10.0, top - 3):.1f}" class="value">{count}</text>')
         word = "between" if place == 6 else labels[place] if place in (0, 11) else ""
         parts.append(_mark_below(left + wide / 2, word))
-    base = f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{_y(0)}" y2="{_y(0)}"/>'
-    return _framed("".join(parts) + base, f"How often each reward was given: {counts[0]} zeros, {counts[11]} ones")
+    base = f'<line class="axis" x1="{_RIGHT}" x2="{_HALF - _RIGHT}" y1="{_y(0)}" y2="{_y(0)}"/>'
+    words = f"How often each reward was given: {counts[0]} zeros, {counts[11]} ones"
+    return _framed("".join(parts) + base, words, _HALF)
 
 
 def rising(points: Sequence[tuple[int, float]]) -> str:
@@ -64,17 +70,18 @@ def rising(points: Sequence[tuple[int, float]]) -> str:
     if not points:
         return empty("no groups with rewards yet")
     far = math.log2(max(2, points[-1][0]))
-    places = [(_x(math.log2(k) / far), _y(chance), k, chance) for k, chance in points]
+    places = [(_x(math.log2(k) / far, _HALF), _y(chance), k, chance) for k, chance in points]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in places)
     dots = "".join(
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4"><title>pass@{k}: {chance:.3f}</title></circle>'
-        f'<text class="value" x="{x:.1f}" y="{y - 8 if y > 24 else y + 18:.1f}">{chance:.2f}</text>'
+        f'<text class="value" x="{max(x, _LEFT + 20):.1f}" y="{y - 8 if y > 24 else y + 18:.1f}">{chance:.2f}</text>'
         for x, y, k, chance in places
     )
     marks = "".join(_mark_below(x, str(k)) for x, _, k, _ in places)
     return _framed(
-        f'{_grid()}<polyline class="line" points="{line}"/><g class="knots">{dots}</g>{marks}',
+        f'{_grid(_HALF)}<polyline class="line" points="{line}"/><g class="knots">{dots}</g>{marks}',
         "Chance that at least one of k rollouts of a task has the reward 1",
+        _HALF,
     )
 
 
@@ -151,15 +158,13 @@ def _moving_mean(points: Sequence[Point]) -> Iterator[Point]:
             yield when, min(1.0, max(0.0, total / min(width, place + 1)))
 
 
-def _framed(inside: str, words: str) -> str:
-    return (
-        f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escaped(words)}">{inside}</svg>'
-    )
+def _framed(inside: str, words: str, width: int) -> str:
+    return f'<svg class="chart" viewBox="0 0 {width} {_HEIGHT}" role="img" aria-label="{escaped(words)}">{inside}</svg>'
 
 
-def _grid() -> str:
+def _grid(width: int) -> str:
     return "".join(
-        f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{_y(part):.1f}" y2="{_y(part):.1f}"/>'
+        f'<line class="grid" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{_y(part):.1f}" y2="{_y(part):.1f}"/>'
         f'<text class="side" x="{_LEFT - 6}" y="{_y(part) + 4:.1f}">{part:g}</text>'
         for part in (0, 0.25, 0.5, 0.75, 1)
     )
@@ -169,8 +174,8 @@ def _mark_below(x: float, words: str) -> str:
     return f'<text class="below" x="{x:.1f}" y="{_HEIGHT - 10}">{escaped(words)}</text>'
 
 
-def _x(part: float) -> float:
-    return _LEFT + min(1.0, max(0.0, part)) * (_WIDTH - _LEFT - _RIGHT)
+def _x(part: float, width: int) -> float:
+    return _LEFT + min(1.0, max(0.0, part)) * (width - _LEFT - _RIGHT)
 
 
 def _y(part: float) -> float:

@@ -127,7 +127,8 @@ def _groups(figures: RunFigures) -> str:
         f'<h2 id="groups">Groups</h2><p class="lead">Ticks are rewards from 0 to 1, the dot is their mean, the band '
         f"the interval of the share with reward 1. {flat} of {len(figures.groups)} groups have no variance.</p>"
         '<div class="card wide"><table><thead><tr><th>task</th><th class="number">rollouts</th>'
-        '<th class="number">mean</th><th>rewards</th><th class="number">reward 1</th><th class="number">failed</th>'
+        '<th class="number">mean</th><th class="rewards">rewards</th><th class="number">reward 1</th>'
+        '<th class="number">failed</th>'
         f"</tr></thead><tbody>{rows}</tbody></table>{more}</div>"
     )
 
@@ -200,7 +201,7 @@ def _slowest(groups: Sequence[GroupFigures]) -> str:
     )
     return (
         '<div class="card wide"><h3>Slowest tasks</h3><table><thead><tr><th>task</th><th class="number">median rollout'
-        f"</th><th>where it went</th></tr></thead><tbody>{rows}</tbody></table></div>"
+        f'</th><th class="rewards">where it went</th></tr></thead><tbody>{rows}</tbody></table></div>'
     )
 
 

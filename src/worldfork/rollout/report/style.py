@@ -39,7 +39,7 @@ h3 { font-size: 15px; margin: 18px 0 6px; }
 .card { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 14px 16px;
   margin: 0 0 14px; }
 .two { display: grid; grid-template-columns: repeat(auto-fit, minmax(330px, 1fr)); gap: 14px; }
-.two > .card { margin: 0; }
+.two { margin: 0 0 14px; } .two > .card { margin: 0; }
 .card > h3:first-child { margin-top: 0; }
 .wide { overflow-x: auto; }
 svg { display: block; }
@@ -49,7 +49,7 @@ svg { display: block; }
 .chart .below, .chart .value { text-anchor: middle; }
 .chart .value { fill: var(--ink); }
 .grid { stroke: var(--rule); } .axis { stroke: var(--soft); stroke-width: 1; }
-.dots { fill: var(--accent); fill-opacity: 0.35; } .knots circle { fill: var(--accent); }
+.dots { fill: var(--accent); fill-opacity: 0.45; } .knots circle { fill: var(--accent); }
 .line { fill: none; stroke: var(--accent); stroke-width: 2; stroke-linejoin: round; }
 rect.good { fill: var(--good); } rect.bad { fill: var(--bad); } rect.some { fill: var(--some); }
 .stack { width: 100%; height: 30px; border-radius: 6px; } .stack.thin { height: 9px; border-radius: 4px;
@@ -62,7 +62,7 @@ rect.good { fill: var(--good); } rect.bad { fill: var(--bad); } rect.some { fill
   color: var(--soft); }
 .legend svg { display: inline-block; width: 10px; height: 10px; margin-right: 6px; border-radius: 2px; }
 .legend b { color: var(--ink); font-weight: 600; font-variant-numeric: tabular-nums; }
-.strip { width: 190px; height: 18px; }
+.strip { width: 220px; height: 20px; margin-left: 12px; } th.rewards { padding-left: 14px; }
 .strip .ticks { stroke: var(--ink); stroke-opacity: 0.65; stroke-width: 1.2; }
 .strip .mean { fill: var(--accent); stroke: var(--card); stroke-width: 1.5; } .strip .band { fill: var(--band); }
 .strip .axis { stroke: var(--rule); }
@@ -74,6 +74,7 @@ tbody td, tbody th { padding: 5px 10px 5px 0; border-bottom: 1px solid var(--rul
   vertical-align: top;
   font-weight: 400; overflow-wrap: anywhere; }
 tbody tr:last-child > * { border-bottom: 0; }
+tbody td:first-child { min-width: 9em; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 thead .number { padding-right: 10px; text-align: right; }
 .bars td, .bars th { border: 0; padding: 3px 10px 3px 0; white-space: nowrap; } .bars th { width: 1%; }
@@ -95,7 +96,7 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 14px; margi
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 pre { background: var(--code); border: 1px solid var(--rule); border-radius: 8px; padding: 9px 12px; margin: 6px 0;
   font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; overflow-x: auto; white-space: pre-wrap;
-  overflow-wrap: anywhere; max-height: 480px; overflow-y: auto; }
+  overflow-wrap: anywhere; max-height: 360px; overflow-y: auto; }
 code { font: 12.5px ui-monospace, "SF Mono", Menlo, Consolas, monospace; overflow-wrap: anywhere; }
 pre .add { background: var(--add); color: var(--add-ink); display: block; }
 pre .cut { background: var(--cut); color: var(--cut-ink); display: block; }
