@@ -16,11 +16,13 @@ from worldfork.cli import (
     export_episodes,
     keeping,
     lineage,
+    regrade,
     report,
     rollouts,
     sandboxes,
     snapshots,
     store,
+    tasks,
     upkeep,
 )
 from worldfork.cli.printing import note
@@ -74,6 +76,8 @@ app.command("import")(exchange.import_)
 app.command()(exchange.push)
 app.command()(exchange.pull)
 app.command()(rollouts.rollout)
+app.add_typer(tasks.tasks, name="tasks")
+app.command()(regrade.regrade)
 app.command()(report.report)
 app.command()(export_episodes.export_episodes)
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(

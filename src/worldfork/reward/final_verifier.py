@@ -29,7 +29,7 @@ from worldfork.reward.calibration import Calibration, CalibrationStore
 from worldfork.reward.judging import JudgeSpec, judge
 from worldfork.reward.laying import lay_tests
 from worldfork.reward.places import TASK_DIRECTORY
-from worldfork.reward.preparing import prepare
+from worldfork.reward.preparing import build
 from worldfork.reward.report import Report
 from worldfork.reward.scoring import score_tests
 from worldfork.reward.trial import Trial, run_tests
@@ -173,7 +173,7 @@ class FinalVerifier:
     ) -> tuple[Trial, str]:
         async with start.fork(index, grading=True, snapshot_id=end_snapshot_id) as sandbox:
             if edits is not None:
-                prepared = await prepare(sandbox, task, {}, edits)
+                prepared = await build(sandbox, task, start.tests, edits)
                 if prepared.broken is not None:
                     raise _unfit(task, "has a rebuild step that fails with its reference")
             if not await self._bring_up(sandbox):

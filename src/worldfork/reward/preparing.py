@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from worldfork.core.errors import VerifierError
@@ -35,7 +35,25 @@ class Prepared:
 async def prepare(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes], edits: Edits) -> Prepared:
     """Lay the edits down, rebuild what was made of them, then lay the hidden tests over it.
 
+    Raises:
+        As `build`.
+    """
+    prepared = await build(sandbox, task, tests, edits)
+    if prepared.broken is None:
+        await lay_tests(sandbox, task, tests)
+    return prepared
+
+
+async def build(sandbox: AsyncSandbox, task: Task, tests: Collection[str], edits: Edits) -> Prepared:
+    """Lay the edits down and rebuild what was made of them.
+
     The starting state is built already, so nothing is rebuilt where nothing was edited.
+
+    Args:
+        sandbox: a fresh fork of the starting state.
+        task: whose edits.
+        tests: paths of the hidden tests.
+        edits: what the policy left.
 
     Raises:
         VerifierError: the machine had no CPU or memory for the rebuild step, or it cannot be run at all.
@@ -43,10 +61,7 @@ async def prepare(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes],
     """
     admitted, notes = admit(task, edits, tests)
     await lay_edits(sandbox, admitted)
-    broken = None if admitted.empty or not task.rebuild else await _rebuild(sandbox, task)
-    if broken is None:
-        await lay_tests(sandbox, task, tests)
-    return Prepared(broken, notes)
+    return Prepared(None if admitted.empty or not task.rebuild else await _rebuild(sandbox, task), notes)
 
 
 async def _rebuild(sandbox: AsyncSandbox, task: Task) -> CommandResult | None:

@@ -1,0 +1,164 @@
+"""Whether tasks are fit to be trained on: the reference and the untouched state, graded again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from worldfork.core.errors import VerifierError, WorldforkError
+from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.records.edits import Edits
+from worldfork.records.task import Task
+from worldfork.reward.calibration import CalibrationStore
+from worldfork.reward.choosing import verifier_for
+from worldfork.reward.preparing import build
+from worldfork.reward.pytest_verifier import PytestVerifier
+from worldfork.reward.split.automatic import AutomaticVerifier
+from worldfork.reward.split.verifier import SplitVerifier
+from worldfork.reward.verifier import Case, Grade, Start, Verifier
+
+MAX_NAMED = 20
+"""How many ids of a kind are named; the rest is counted."""
+
+
+@dataclass(frozen=True)
+class TaskCheck:
+    """What was found of one task."""
+
+    task_id: str
+    task_hash: str
+    fit: bool
+    """Its reference is worth 1 each time, and its untouched state less."""
+    why: str = ""
+    """Why not."""
+    verifier_id: str = ""
+    split: bool | None = None
+    """Whether the candidate can be kept apart from the tests; None where the verifier is of another kind."""
+    split_why: str = ""
+    reference: tuple[float, ...] = ()
+    """The rewards of the reference."""
+    nop: tuple[float, ...] = ()
+    """The rewards of the untouched state."""
+    expected: tuple[str, ...] = ()
+    """Ids that count."""
+    nop_passes: tuple[str, ...] = ()
+    """Expected ids that pass without any change."""
+    flaky: tuple[str, ...] = ()
+    """Expected ids that did not end the same way each time."""
+    unmet: tuple[str, ...] = ()
+    """Declared `pass_to_pass` ids that do not pass in this world."""
+    cpu_s: float | None = None
+    """CPU seconds of grading the reference, the median."""
+    grade_s: float | None = None
+    """Wall time of the same."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+class Checker:
+    """Checks tasks, one at a time: what they cost is measured too."""
+
+    def __init__(
+        self, start_of: Callable[[Task], Any], calibrations: CalibrationStore, spec: dict[str, Any] | None = None
+    ) -> None:
+        """Take what all tasks share.
+
+        Args:
+            start_of: gives the starting state of a task, a coroutine function.
+            calibrations: where expected ids are kept.
+            spec: the verifier to check them with, in the place of what they ask for.
+        """
+        self._start_of = start_of
+        self._calibrations = calibrations
+        self._spec = spec
+
+    async def check_all(
+        self, tasks: Sequence[Task], times: int, on_check: Callable[[TaskCheck], None] | None = None
+    ) -> list[TaskCheck]:
+        """Check tasks in turn."""
+        checks = []
+        for task in tasks:
+            check = await self.check(task, times)
+            checks.append(check)
+            if on_check is not None:
+                on_check(check)
+        return checks
+
+    async def check(self, task: Task, times: int) -> TaskCheck:
+        """Grade a task's reference and its untouched state so many times, each time in fresh forks.
+
+        A task that cannot be judged is not fit, and `why` has the reason; nothing is raised but what is no fault of
+        the task or of this machine.
+        """
+        found = TaskCheck(task.task_id, task.task_hash, fit=False)
+        try:
+            verifier = verifier_for(self._spec if self._spec is not None else task, self._calibrations)
+            found = replace(found, verifier_id=verifier.verifier_id)
+            if not task.has_reference:
+                return replace(found, why="it has no reference, so nothing shows that it can be solved")
+            start: Start = await self._start_of(task)
+            found = await self._with_split(found, task, start, verifier)
+            solved = [await _grade(task, start, verifier, start.solution, index) for index in range(times)]
+            untouched = [await _grade(task, start, verifier, Edits(), index) for index in range(times)]
+        except WorldforkError as error:
+            kind = error.fields.get("kind") if isinstance(error, VerifierError) else None
+            return replace(found, why=f"{getattr(kind, 'value', error.code)}: {error}"[:1000])
+        return _judged(found, solved, untouched)
+
+    async def _with_split(self, found: TaskCheck, task: Task, start: Start, verifier: Verifier) -> TaskCheck:
+        if isinstance(verifier, AutomaticVerifier | PytestVerifier):
+            by_tests = PytestVerifier(self._calibrations)
+            found = replace(found, unmet=(await by_tests.calibrate(task, start)).unmet)
+        if not isinstance(verifier, AutomaticVerifier | SplitVerifier):
+            return found
+        split = verifier_for({"kind": "split"}, self._calibrations)
+        assert isinstance(split, SplitVerifier)
+        proof = await split.prove(task, start)
+        return replace(found, split=proof.capable, split_why=proof.why)
+
+
+async def _grade(task: Task, start: Start, verifier: Verifier, edits: Edits, index: int) -> Grade:
+    case = Case(task, start, edits, index=index)
+    if not verifier.needs_end:
+        return await verifier.grade(case)
+    async with start.fork(index) as sandbox:
+        await build(sandbox, task, start.tests, edits)
+        end = await sandbox.checkpoint(stop=True, level="volatile")
+    try:
+        return await verifier.grade(replace(case, end_snapshot_id=end.snapshot_id))
+    finally:
+        await asyncio.shield(AsyncSandbox.delete_snapshot(end.snapshot_id))
+
+
+def _judged(found: TaskCheck, solved: Sequence[Grade], untouched: Sequence[Grade]) -> TaskCheck:
+    expected = solved[0].expected
+    seconds = [grade.cpu_s for grade in solved if grade.cpu_s is not None]
+    found = replace(
+        found,
+        reference=tuple(grade.reward for grade in solved),
+        nop=tuple(grade.reward for grade in untouched),
+        expected=expected,
+        nop_passes=untouched[0].passed,
+        flaky=tuple(sorted(_unsteady(solved) | _unsteady(untouched))),
+        cpu_s=statistics.median(seconds) if seconds else None,
+        grade_s=statistics.median(grade.grade_s for grade in solved),
+    )
+    short = [grade for grade in solved if grade.reward < 1]
+    if short:
+        lost = sorted(set(expected) - set(short[0].passed))
+        named = f", such as {lost[0][:300]}" if lost else ""
+        notes = f" ({short[0].notes[0]})" if short[0].notes else ""
+        return replace(found, why=f"its reference is worth {short[0].reward:.3f} and loses {len(lost)}{named}{notes}")
+    if any(grade.reward == 1 for grade in untouched):
+        return replace(found, why="it is worth 1 without any change")
+    return replace(found, fit=True)
+
+
+def _unsteady(grades: Sequence[Grade]) -> set[str]:
+    passed = [frozenset(grade.passed) for grade in grades]
+    return {name for each in passed for name in each if not all(name in other for other in passed)}
