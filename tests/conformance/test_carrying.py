@@ -12,7 +12,7 @@ from worldfork import AsyncSandbox
 from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.task import Task
 from worldfork.records.task_limits import TaskLimits
-from worldfork.reward import carry
+from worldfork.reward import carry, changes
 from worldfork.reward.laying import lay_edits, lay_tests
 
 FILES = {"a.py": "a\n", "b.py": "b\n", "pkg/__init__.py": "", "pkg/deep/c.py": "c\n", "kept.txt": "k\n"}
@@ -50,7 +50,7 @@ def carried(task: Task, line: str, *, then: Callable[[AsyncSandbox, Edits], Any]
 
 def test_nothing_changed() -> None:
     assert carried(a_task(("**",)), "true") == Edits()
-    assert carried(a_task(("**",)), "echo 1 >/tmp/elsewhere; touch a.py; chown 0:0 a.py").empty
+    assert carried(a_task(("**",)), "echo 1 >/tmp/elsewhere; touch a.py; chown 0:0 a.py; chmod 600 a.py").empty
 
 
 def test_what_changed_is_carried_and_laid_again() -> None:
@@ -101,6 +101,21 @@ def test_a_directory_that_is_moved_there_comes_whole() -> None:
     assert list(edits.files) == ["new/__init__.py", "new/deep/c.py"]
 
 
+@pytest.mark.parametrize("closed", ["pkg/deep", "pkg", ".", "pkg/deep/c.py a.py"])
+def test_what_the_policy_has_closed_is_read_all_the_same(closed: str) -> None:
+    line = f"printf A >a.py; printf C >pkg/deep/c.py; rm pkg/__init__.py; chmod 000 {closed}"
+    edits = carried(a_task(("a.py", "pkg/**")), line)
+    assert dict(edits.files) == {"a.py": EditedFile(b"A"), "pkg/deep/c.py": EditedFile(b"C")}
+    assert edits.removed == ("pkg/__init__.py",)
+
+
+def test_a_path_that_no_call_can_name_is_not_carried() -> None:
+    deep = "cd pkg; i=0; while [ $i -lt 30 ]; do n=$(printf %0200d $i); mkdir $n && cd $n || exit; i=$((i+1)); done"
+    edits = carried(a_task(("a.py", "pkg/**")), f"printf A >a.py; {deep}; touch end")
+    assert dict(edits.files) == {"a.py": EditedFile(b"A")}
+    assert edits.dropped == (("pkg/**", "files"),)
+
+
 def test_caps_on_count_and_bytes() -> None:
     line = "for i in 1 2 3 4 5 6; do printf 12345 >n$i.py; done"
     edits = carried(a_task(("n*.py",), carry_files=4), line)
@@ -110,7 +125,7 @@ def test_caps_on_count_and_bytes() -> None:
 
 
 def test_a_directory_of_very_many_entries_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carry, "MOST_CHANGES", 200)
+    monkeypatch.setattr(changes, "MOST_CHANGES", 200)
     many = "mkdir pkg/many; cd pkg/many; seq 300 | xargs touch; cd ../..; printf A >a.py"
     edits = carried(a_task(("a.py", "pkg/**/*.py")), many)
     assert dict(edits.files) == {"a.py": EditedFile(b"A")}
