@@ -6,16 +6,19 @@ import asyncio
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from worldfork import Sandbox
 from worldfork.cli.boundary import OK, PARTIAL, verb
 from worldfork.cli.printing import note, print_json, print_line, print_table, progress
+from worldfork.cli.regrade import read_verifier
 from worldfork.cli.sandboxes import AsJson
 from worldfork.core.errors import ConfigError, StoreError, WorldforkError
 from worldfork.records.episode import Episode
@@ -24,14 +27,30 @@ from worldfork.rollout.group import run_rollouts
 from worldfork.rollout.journal import Journal
 from worldfork.rollout.loading import load_tasks
 from worldfork.rollout.policies import policy_named
+from worldfork.rollout.run_directory import RunDirectory
+from worldfork.rollout.stopping import ENOUGH, StopRule
+from worldfork.rollout.stored import JOURNAL
 
-JOURNAL = "episodes.jsonl"
+
+class Seeds(str, Enum):
+    """How the seeds of a group's forks come about."""
+
+    DERIVED = "derived"
+    COMMON = "common"
+    INDEPENDENT = "independent"
+
+
+class Keep(str, Enum):
+    """Whose final state is kept."""
+
+    BEST = "best"
+    ALL = "all"
 
 
 @verb
 def rollout(
     tasks: Annotated[Path, typer.Argument(metavar="TASKS", help="Tasks, one JSON object a line.")],
-    policy: Annotated[str, typer.Option(help="nop, reference, or candidates:DIR.")],
+    policy: Annotated[str, typer.Option(help="nop, reference, mutate, candidates:DIR, command:LINE or host:LINE.")],
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="Size of each group.")] = 1,
     run: Annotated[Path | None, typer.Option(help="Directory that keeps the episodes.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that is there.")] = False,
@@ -40,10 +59,18 @@ def rollout(
     world: Annotated[
         str | None, typer.Option(help="Snapshot to lay the tasks over; it has pytest, pytest-timeout.")
     ] = None,
+    seeds: Annotated[Seeds, typer.Option(help="Of the forks of a group.")] = Seeds.DERIVED,
+    seed: Annotated[int, typer.Option(help="Derives other seeds.")] = 0,
+    keep: Annotated[Keep | None, typer.Option(help="Whose final state is kept as a snapshot.")] = None,
+    deadline: Annotated[float | None, typer.Option(min=0.001, help="Seconds for the whole run.")] = None,
+    successes: Annotated[int | None, typer.Option(min=1, help="End a group after so many rewards of 1.")] = None,
+    target: Annotated[float | None, typer.Option(min=0, max=1, help="End a group at a reward of so much.")] = None,
+    no_variance: Annotated[int | None, typer.Option(min=2, help="End a group after so many equal rewards.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="In the place of each task's own: a kind, or JSON.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Run and grade groups of rollouts, and print their episodes."""
-    chosen = _chosen(load_tasks(tasks), task or [])
+    chosen = _judged(_chosen(load_tasks(tasks), task or []), read_verifier(verifier))
     actor = policy_named(policy)
     state = None if world is None else Sandbox.get_snapshot(world)
     began_s = time.perf_counter()
@@ -56,6 +83,12 @@ def rollout(
                 world=state,
                 concurrency=concurrency,
                 journal=journal,
+                run=None if run is None else RunDirectory(run),
+                seeds=seeds.value,
+                seed=seed,
+                keep=None if keep is None else keep.value,
+                deadline_s=deadline,
+                stop=_stop_rule(successes, target, no_variance),
                 on_episode=lambda episode: steps.advance(episode.task_id),
             )
         )
@@ -63,7 +96,12 @@ def rollout(
         print_json([episode.to_json() for episode in episodes])
     else:
         _print_groups(episodes, time.perf_counter() - began_s)
-    return PARTIAL if any(episode.failure is not None for episode in episodes) else OK
+    return PARTIAL if any(_failed(episode) for episode in episodes) else OK
+
+
+def _failed(episode: Episode) -> bool:
+    """Tell whether a rollout has no reward although one was wanted: what a stop rule left out is no fault."""
+    return episode.failure is not None and episode.failure.code != ENOUGH
 
 
 def _chosen(tasks: list[Task], wanted: list[str]) -> list[Task]:
@@ -71,6 +109,16 @@ def _chosen(tasks: list[Task], wanted: list[str]) -> list[Task]:
     if missing:
         raise ConfigError(f"there is no task {missing[0]!r} in the file", task_id=missing[0])
     return [task for task in tasks if not wanted or task.task_id in wanted]
+
+
+def _judged(tasks: list[Task], verifier: Mapping[str, Any] | None) -> list[Task]:
+    return tasks if verifier is None else [replace(task, verifier=dict(verifier)) for task in tasks]
+
+
+def _stop_rule(successes: int | None, target: float | None, no_variance: int | None) -> StopRule | None:
+    if successes is None and target is None and no_variance is None:
+        return None
+    return StopRule(successes=successes, target_reward=target, no_variance=no_variance)
 
 
 @contextlib.contextmanager
@@ -115,6 +163,6 @@ def _print_groups(episodes: Sequence[Episode], took_s: float) -> None:
     mean = f"mean reward {statistics.fmean(scored):.4f}, {scored.count(1.0)} with 1.0" if scored else "no reward"
     print_line(f"\n{len(episodes)} rollouts in {took_s:.1f} s: {mean}, {len(episodes) - len(scored)} failed")
     for episode in episodes:
-        if episode.failure is not None:
+        if episode.failure is not None and _failed(episode):
             kind, message = episode.failure.kind.value, episode.failure.message
             note(f"worldfork: {episode.task_id} rollout {episode.index} failed ({kind}): {message}")

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from worldfork.core.clock import Clock, SystemClock
-from worldfork.core.errors import OutOfSpace, SandboxDied, VerifierError, WorldforkError
+from worldfork.core.errors import ConfigError, OutOfSpace, SandboxDied, VerifierError, WorldforkError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.edits import Edits
 from worldfork.records.episode import Episode, Failure, FailureKind, Timings
 from worldfork.records.task import Task
 from worldfork.reward.carry import Carried, carry_out
+from worldfork.reward.patching import diff_of
 from worldfork.reward.verifier import Case, Grade, Start, Verifier, checked_reward
 from worldfork.rollout.faults import blame, failure_of
 from worldfork.rollout.leftovers import end_label
@@ -175,7 +176,7 @@ class Attempt:
                 fault("rollout:grade")
                 verifier, case = self.setting.verifier, self.case()
                 grade = await (verifier.grade_nothing(case) if self.edits is None else verifier.grade(case))
-                self.grade = _checked(grade, verifier)
+                self.grade = checked_grade(grade, verifier)
         if self.grade is not None:
             self._timings = replace(
                 self._timings,
@@ -220,6 +221,7 @@ class Attempt:
         """Return the episode as it stands."""
         trajectory = self.recorder.trajectory()
         edits = None if self.edits is None else self.edits.to_bytes()
+        diff = self._diff()
         record = trajectory_bytes(trajectory) if trajectory.steps or trajectory.facts else None
         grade = None if self.failure else self.grade
         total_s = self.setting.clock.monotonic_s() - self._began_s
@@ -244,13 +246,23 @@ class Attempt:
             attempt=self.which.attempt,
             faults=self.which.faults,
             edits=_digest(edits),
+            diff=_digest(diff),
             trajectory=_digest(record),
             final_snapshot_id=self.end_snapshot_id,
             group_id=self.which.group_id,
         )
         if grade is not None:
             episode = graded(episode, grade)
-        return Outcome(episode, tuple(blob for blob in (edits, record) if blob is not None))
+        return Outcome(episode, tuple(blob for blob in (edits, diff, record) if blob is not None))
+
+    def _diff(self) -> bytes | None:
+        if self.edits is None or self.edits.empty:
+            return None
+        try:
+            return diff_of(self.setting.start.originals, self.edits)
+        except ConfigError:
+            # For people alone; a name that no diff can say is in the edits.
+            return None
 
     @contextlib.asynccontextmanager
     async def _stage(self, kind: FailureKind, budget_s: float | None, what: str, timing: str) -> AsyncIterator[None]:
@@ -376,7 +388,7 @@ def graded(episode: Episode, grade: Grade) -> Episode:
     )
 
 
-def _checked(grade: Grade, verifier: Verifier) -> Grade:
+def checked_grade(grade: Grade, verifier: Verifier) -> Grade:
     """Return a grade with a reward that is one, or fail."""
     if not isinstance(grade, Grade):
         raise VerifierError(f"{verifier.verifier_id} gave {type(grade).__name__} as a grade", kind=FailureKind.GRADING)

@@ -19,7 +19,7 @@ from worldfork.rollout.faults import Faults
 from worldfork.rollout.journal import Journal, Key
 from worldfork.rollout.rollout import failed_before, run_rollout
 from worldfork.rollout.run_directory import RunDirectory
-from worldfork.rollout.stopping import Prefix, StopRule
+from worldfork.rollout.stopping import ENOUGH, Prefix, StopRule
 from worldfork.rollout.turn import Agent
 
 
@@ -203,7 +203,7 @@ class Crew:
         if self._over is not None:
             return _stop(*self._over)
         if self._prefix(job.task.task_hash).leaves_out(job.index):
-            return _stop("enough", "the group's stop rule held")
+            return _stop(ENOUGH, "the group's stop rule held")
         return self._orders.faults.refusal(job.task.task_hash)
 
     def _prefix(self, task_hash: str) -> Prefix:

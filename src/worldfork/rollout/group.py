@@ -20,6 +20,7 @@ from worldfork.lineage.snapshots import SnapshotInfo
 from worldfork.records.episode import Episode, Failure, FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.advantages import group_advantages
+from worldfork.reward.score_verifier import ScoreFunction
 from worldfork.reward.verifier import Verifier
 from worldfork.rollout.crew import Crew, Job, Orders, Starts
 from worldfork.rollout.faults import FaultRules, Faults
@@ -28,7 +29,7 @@ from worldfork.rollout.judging import cpus, judges
 from worldfork.rollout.leftovers import sweep_once
 from worldfork.rollout.run_directory import RunDirectory
 from worldfork.rollout.starts import StartingStates
-from worldfork.rollout.stopping import StopRule
+from worldfork.rollout.stopping import ENOUGH, StopRule
 from worldfork.rollout.turn import as_policy
 
 MAX_CONCURRENCY = 1024
@@ -97,6 +98,7 @@ async def run_rollouts(
     deadline_s: float | None = None,
     rules: FaultRules | None = None,
     verifier: Verifier | None = None,
+    score: ScoreFunction | None = None,
     starts: Starts | None = None,
 ) -> list[Episode]:
     """Run each task `n` times; a failed rollout is an episode and does not touch its siblings.
@@ -120,6 +122,7 @@ async def run_rollouts(
         deadline_s: wall time for the whole; what has not ended by then is STOPPED.
         rules: what is tried again, and when to give up.
         verifier: grades all tasks; by default each task's own.
+        score: a function that grades all tasks, in the place of a verifier.
         starts: where starting states come from; by default this home.
 
     Returns:
@@ -141,7 +144,7 @@ async def run_rollouts(
         orders = Orders(
             agent,
             starts or await StartingStates.open(world),
-            verifier_of=judges() if verifier is None else lambda _: verifier,
+            verifier_of=judges(score=score) if verifier is None else lambda _: verifier,
             clock=SystemClock(),
             faults=Faults(rules),
             gradings=cpus(),
@@ -255,7 +258,7 @@ def _cut(episode: Episode, crew: Crew) -> Episode:
         policy_id=episode.policy_id,
         index=episode.index,
         reward=None,
-        failure=Failure(FailureKind.STOPPED, "enough", "the group's stop rule held"),
+        failure=Failure(FailureKind.STOPPED, ENOUGH, "the group's stop rule held"),
         started_s=episode.started_s,
         seed=episode.seed,
         attempt=episode.attempt,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 
 from worldfork.lineage.place import place
 from worldfork.records.task import Task
 from worldfork.reward.calibration import CalibrationStore
-from worldfork.reward.pytest_verifier import PytestVerifier
+from worldfork.reward.choosing import verifier_for
+from worldfork.reward.score_verifier import ScoreFunction
 from worldfork.reward.verifier import Verifier
 
 
@@ -17,10 +19,24 @@ def home_calibrations() -> CalibrationStore:
     return CalibrationStore(place().home.scratch / "tasks")
 
 
-def judges(calibrations: CalibrationStore | None = None) -> Callable[[Task], Verifier]:
-    """Return what gives each task the verifier that it names."""
-    verifier = PytestVerifier(calibrations or home_calibrations())
-    return lambda _: verifier
+def judges(
+    calibrations: CalibrationStore | None = None, *, score: ScoreFunction | None = None
+) -> Callable[[Task], Verifier]:
+    """Return what gives each task the verifier that it names; tasks that name the same one share it.
+
+    Args:
+        calibrations: where expected ids are kept; by default this home's.
+        score: grades all tasks, in the place of whatever they name.
+    """
+    made: dict[str, Verifier] = {}
+
+    def judge(task: Task) -> Verifier:
+        key = json.dumps(dict(task.verifier), sort_keys=True)
+        if key not in made:
+            made[key] = verifier_for(task, calibrations or home_calibrations(), score=score)
+        return made[key]
+
+    return judge
 
 
 def cpus() -> int:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from worldfork.core.errors import ConfigError
 
+ENOUGH = "enough"
+"""The code of rollouts that were not needed any more."""
+
 
 @dataclass(frozen=True)
 class StopRule:

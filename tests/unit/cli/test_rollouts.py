@@ -23,6 +23,7 @@ class PlayedRuns:
     def __init__(self) -> None:
         self.rewards: list[float | None] = [1.0]
         self.asked: dict[str, Any] = {}
+        self.options: dict[str, Any] = {}
         self.error: OSError | None = None
 
     async def run(
@@ -35,9 +36,11 @@ class PlayedRuns:
         concurrency: int | None,
         journal: Journal | None,
         on_episode: Callable[[Episode], None],
+        **options: Any,
     ) -> list[Episode]:
         self.asked = {"tasks": [task.task_id for task in tasks], "policy": policy.policy_id, "n": n, "world": world}
         self.asked["concurrency"] = concurrency
+        self.options = options
         if self.error is not None:
             raise self.error
         episodes = [

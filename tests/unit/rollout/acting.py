@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.unit.reward.played import PlayedSandbox, a_task
 
@@ -61,6 +61,7 @@ class Start:
     """A starting state; each fork calls `make`, which may raise."""
 
     snapshot_id = "sn-played"
+    originals: ClassVar = {"a.py": b"old"}
     solution = Edits({"a.py": EditedFile(b"right")})
 
     def __init__(self, make: Callable[[int], Box] | None = None) -> None:

@@ -99,8 +99,10 @@ def test_what_an_episode_names_comes_with_it() -> None:
     start = Start()
     setting: Any = Setting(start, Verifier(), ManualClock())  # type: ignore[arg-type]
     outcome = asyncio.run(run_rollout(Which(a_task(), "acting", 0), Acting(act), setting))
-    edits, trajectory = outcome.blobs
+    edits, diff, trajectory = outcome.blobs
     assert Edits.from_bytes(edits).files["a.py"].content == b"mine"
+    assert b"-old" in diff
+    assert b"+mine" in diff
     assert b"seen" in trajectory
     assert outcome.episode.edits
     assert outcome.episode.trajectory

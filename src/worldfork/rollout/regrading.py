@@ -1,0 +1,188 @@
+"""A run graded again from what it stored, without any policy: by another verifier, or by the tasks' own once more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from worldfork.core.clock import SystemClock
+from worldfork.core.errors import NotFound, VerifierError
+from worldfork.core.ids import content_id
+from worldfork.lineage.snapshots import SnapshotInfo
+from worldfork.records.edits import Edits
+from worldfork.records.episode import Episode, FailureKind, Timings
+from worldfork.records.task import Task
+from worldfork.reward.verifier import Case, Start, Verifier
+from worldfork.rollout.attempt import checked_grade, graded
+from worldfork.rollout.faults import failure_of
+from worldfork.rollout.journal import Journal
+from worldfork.rollout.judging import cpus, judges
+from worldfork.rollout.starts import StartingStates
+from worldfork.rollout.stored import StoredRun
+
+REGRADED = "regraded"
+"""Below the run's directory: a journal of its own for each verifier."""
+
+
+@dataclass(frozen=True)
+class Regraded:
+    """One episode, before and after."""
+
+    before: Episode
+    after: Episode
+
+    @property
+    def changed(self) -> bool:
+        """Whether the reward is another one."""
+        return self.before.reward != self.after.reward
+
+
+async def regrade(
+    run: StoredRun,
+    *,
+    verifier: Mapping[str, Any] | Verifier | None = None,
+    world: SnapshotInfo | None = None,
+    concurrency: int | None = None,
+    on_episode: Callable[[Regraded], None] | None = None,
+) -> list[Regraded]:
+    """Grade every episode of a run again of which it is known what the policy left.
+
+    The results are written below the run's directory, in a journal for each verifier; what is there with a reward is
+    not graded again. The run itself stays as it is.
+
+    Args:
+        run: the run; its tasks must be known.
+        verifier: what grades: an object, or what a task's `verifier` may be; by default each task's own.
+        world: as of `run_rollouts`.
+        concurrency: gradings at a time; by default the number of CPUs.
+        on_episode: called with each as it ends, once it is written.
+
+    Returns:
+        By the order of the run. Episodes that a fault of ours left without anything to grade are not among them.
+
+    Raises:
+        ConfigError: the verifier is none. NotFound: a task is not known. Corrupt: what was stored is damaged.
+        OSError: the results could not be written.
+    """
+    judge = _judge(verifier)
+    chosen = [each for each in run.episodes if each.valid or each.edits is not None]
+    jobs = [(each, _task_of(run, each, verifier)) for each in chosen]
+    if not jobs:
+        return []
+    name = content_id(*sorted({judge(task).verifier_id.encode() for _, task in jobs}))[:16]
+    states = await StartingStates.open(world)
+    with Journal.open(run.directory / REGRADED / f"{name}.jsonl") as journal:
+        work = _Work(run, judge, states, journal, on_episode)
+        return await work.do(jobs, concurrency or cpus())
+
+
+def regraded_journals(directory: Path) -> list[Path]:
+    """Return the journals of what was graded again below a run's directory."""
+    return sorted((directory / REGRADED).glob("*.jsonl"))
+
+
+class _Work:
+    """One call's gradings."""
+
+    def __init__(
+        self,
+        run: StoredRun,
+        judge: Callable[[Task], Verifier],
+        states: StartingStates,
+        journal: Journal,
+        on_episode: Callable[[Regraded], None] | None,
+    ) -> None:
+        self._run = run
+        self._judge = judge
+        self._states = states
+        self._journal = journal
+        self._on_episode = on_episode
+        self._writing = asyncio.Lock()
+
+    async def do(self, jobs: Sequence[tuple[Episode, Task]], width: int) -> list[Regraded]:
+        known = {each.key: each for each in self._journal.episodes() if each.valid}
+        results: dict[int, Regraded] = {}
+        waiting = iter(enumerate(jobs))
+
+        async def take_turns() -> None:
+            for place, (before, task) in waiting:
+                after = known.get(before.key)
+                if after is None:
+                    after = await self._grade(before, task)
+                    async with self._writing:
+                        await asyncio.to_thread(self._journal.append, [after])
+                results[place] = Regraded(before, after)
+                if self._on_episode is not None:
+                    self._on_episode(results[place])
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(width, len(jobs))):
+                    group.create_task(take_turns())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [results[place] for place in sorted(results)]
+
+    async def _grade(self, before: Episode, task: Task) -> Episode:
+        clock = SystemClock()
+        began_s = clock.monotonic_s()
+        judge = self._judge(task)
+        stage = FailureKind.START
+        after = replace(
+            before, verifier_id=judge.verifier_id, trust=judge.trust, started_s=clock.now_s(), parts={}, expected=(),
+            passed=(), failed=(), untouched=(), grade_end=None, grading_sandbox_id=None, reward=0.0, failure=None,
+        )  # fmt: skip
+        edits = self._run.edits(before)
+        try:
+            start = await self._states.get(task)
+            stage = FailureKind.GRADING
+            case = self._case(before, task, start, edits, judge)
+            grade = await (judge.grade_nothing(case) if edits is None else judge.grade(case))
+            grade = checked_grade(grade, judge)
+        except Exception as error:
+            return replace(after, reward=None, failure=failure_of(stage, error))
+        timings = Timings(
+            calibrate_s=grade.calibrate_s,
+            grade_s=grade.grade_s,
+            grade_cpu_s=grade.cpu_s,
+            total_s=clock.monotonic_s() - began_s,
+        )
+        return replace(graded(after, grade), timings=timings, snapshot_id=start.snapshot_id)
+
+    def _case(self, before: Episode, task: Task, start: Start, edits: Edits | None, judge: Verifier) -> Case:
+        if judge.needs_end and edits is not None and before.final_snapshot_id is None:
+            raise VerifierError(
+                f"{judge.verifier_id} looks at the whole final state, which this run did not keep",
+                remedy="roll out with --keep all",
+                kind=FailureKind.GRADING,
+            )
+        return Case(
+            task,
+            start,
+            edits or Edits(),
+            fork_id=before.sandbox_id or "",
+            index=before.index,
+            attempt=before.attempt,
+            end_snapshot_id=before.final_snapshot_id if judge.needs_end else None,
+            trajectory=self._run.trajectory(before),
+        )
+
+
+def _judge(verifier: Mapping[str, Any] | Verifier | None) -> Callable[[Task], Verifier]:
+    if verifier is not None and not isinstance(verifier, Mapping):
+        return lambda _: verifier
+    return judges()
+
+
+def _task_of(run: StoredRun, episode: Episode, verifier: Mapping[str, Any] | Verifier | None) -> Task:
+    task = run.tasks.get(episode.task_hash)
+    if task is None:
+        raise NotFound(
+            f"the run does not hold the task {episode.task_id}",
+            remedy="name the file of its tasks with --tasks",
+            task_hash=episode.task_hash,
+        )
+    return replace(task, verifier=dict(verifier)) if isinstance(verifier, Mapping) else task
