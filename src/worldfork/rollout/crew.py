@@ -76,6 +76,8 @@ class Crew:
         self._over: tuple[str, str] | None = None
         self._best: dict[str, Episode] = {}
         self._unwritten: list[Outcome] = []
+        # Guards `_best`: which of two states goes is decided by one at a time.
+        self._choosing = asyncio.Lock()
         # Guards the journal: one batch is written at a time, and holds whatever ended meanwhile.
         self._writing = asyncio.Lock()
 
@@ -173,12 +175,14 @@ class Crew:
     async def _finish(self, job: Job, outcome: Outcome) -> None:
         orders, episode = self._orders, outcome.episode
         stopped = episode.failure is not None and episode.failure.kind is FailureKind.STOPPED
-        if not stopped:
-            outcome = await self._keep_best(outcome)
-            episode = outcome.episode
+        if stopped:
+            self._note(episode)
+        elif orders.keep == "best":
+            async with self._choosing:
+                episode = await self._keep_best(outcome)
+        else:
             await self._write(outcome)
-        if orders.collects:
-            self.ended[episode.key] = episode
+            self._note(episode)
         if orders.on_episode is not None:
             orders.on_episode(episode)
         if not stopped and self._prefix(episode.task_hash).add(job.index, episode.reward):
@@ -223,25 +227,32 @@ class Crew:
             seed=job.seed,
         )
 
-    async def _keep_best(self, outcome: Outcome) -> Outcome:
-        """Let go of the final state that is not the best one of its group."""
+    def _note(self, episode: Episode) -> None:
+        if self._orders.collects:
+            self.ended[episode.key] = episode
+
+    async def _keep_best(self, outcome: Outcome) -> Episode:
+        """Write an episode, and let go of the final state that is not the best one of its group any more."""
         episode = outcome.episode
-        if self._orders.keep != "best" or episode.final_snapshot_id is None:
-            return outcome
+        if episode.final_snapshot_id is None:
+            await self._write(outcome)
+            self._note(episode)
+            return episode
         former = self._best.get(episode.task_hash)
         best = self._best[episode.task_hash] = _better(former, episode)
         loser = former if best is episode else episode
-        if loser is None:
-            return outcome
-        with contextlib.suppress(WorldforkError):
-            await AsyncSandbox.delete_snapshot(str(loser.final_snapshot_id))
-        without = replace(loser, final_snapshot_id=None)
+        if loser is not None:
+            with contextlib.suppress(WorldforkError):
+                await AsyncSandbox.delete_snapshot(str(loser.final_snapshot_id))
         if loser is episode:
-            return replace(outcome, episode=without)
-        if self._orders.collects:
-            self.ended[loser.key] = without
-        await self._write(Outcome(without))
-        return outcome
+            episode = replace(episode, final_snapshot_id=None)
+        elif loser is not None:
+            without = replace(loser, final_snapshot_id=None)
+            await self._write(Outcome(without))
+            self._note(without)
+        await self._write(replace(outcome, episode=episode))
+        self._note(episode)
+        return episode
 
     async def _write(self, outcome: Outcome) -> None:
         if self._orders.journal is None:

@@ -16,9 +16,11 @@ import hashlib
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from worldfork.core.errors import ConfigError
 from worldfork.records.task import Task
 from worldfork.records.trajectory import Trajectory
 from worldfork.rollout.journal import Journal
@@ -66,7 +68,7 @@ class RunDirectory:
         """Keep tasks beside those that are there already. For whoever holds the journal.
 
         Raises:
-            ConfigError: the tasks that are there cannot be read, or another one has the same name.
+            ConfigError: the tasks that are there cannot be read, or another one has the same name; nothing is written.
             OSError: the disk is full or broken.
         """
         target = self.path / TASKS
@@ -74,6 +76,10 @@ class RunDirectory:
         wanted = kept | {task.task_hash: task for task in tasks}
         if wanted.keys() == kept.keys():
             return
+        names = Counter(task.task_id for task in wanted.values())
+        twice = sorted(name for name, count in names.items() if count > 1)
+        if twice:
+            raise ConfigError(f"{self.path} holds another task {twice[0]!r}", remedy="name another directory")
         _make_directory(self.path)
         lines = (json.dumps(task.to_json(), separators=(",", ":"), ensure_ascii=True) for task in wanted.values())
         _write_whole(target, "".join(f"{line}\n" for line in lines).encode("ascii"))

@@ -1,0 +1,396 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.rollout.acting import GRADE, Acting, Box, Left, Start, Starts, Verifier, a_task
+
+from worldfork.core.errors import ConfigError, LaunchFailed, PolicyError, VerifierError
+from worldfork.records.edits import EditedFile, Edits
+from worldfork.records.episode import Episode, FailureKind
+from worldfork.records.task import Task
+from worldfork.reward.advantages import grpo
+from worldfork.reward.verifier import Case, Grade
+from worldfork.rollout import attempt, crew, group
+from worldfork.rollout.faults import FaultRules
+from worldfork.rollout.group import Group, run_group, run_rollouts, stream_rollouts
+from worldfork.rollout.journal import Journal, read_journal
+from worldfork.rollout.stopping import StopRule
+from worldfork.rollout.stored import StoredRun
+
+QUICK = FaultRules(pause_s=0.0)
+
+
+class Deleting:
+    """Notes which snapshots are deleted."""
+
+    def __init__(self) -> None:
+        self.gone: list[str] = []
+
+    async def delete_snapshot(self, snapshot_id: str) -> None:
+        self.gone.append(snapshot_id)
+
+
+@pytest.fixture(autouse=True)
+def deleting(monkeypatch: pytest.MonkeyPatch) -> Deleting:
+    """No rollout of these tests has a real sandbox, and none asks for a home."""
+
+    async def carry_out(sandbox: Any, task: Any, **_: Any) -> Left:
+        return Left(Edits({"a.py": EditedFile(sandbox.sandbox_id.encode())}), f"sn-{sandbox.sandbox_id}")
+
+    async def sweep_once(here: Any) -> None:
+        return None
+
+    found = Deleting()
+    monkeypatch.setattr(attempt, "carry_out", carry_out)
+    monkeypatch.setattr(attempt, "end_label", lambda: "end")
+    monkeypatch.setattr(group, "sweep_once", sweep_once)
+    monkeypatch.setattr(group, "place", lambda: None)
+    monkeypatch.setattr(crew, "AsyncSandbox", found)
+    return found
+
+
+def boxes() -> Start:
+    return Start(lambda index: Box(f"sb-{index}"))
+
+
+def by_index(*rewards: float) -> Verifier:
+    """Gives rollout i the i-th reward."""
+    return Verifier(give=lambda case: Grade(rewards[case.index]))
+
+
+def roll(policy: Any = None, n: int = 4, *, tasks: list[Task] | None = None, **options: Any) -> list[Episode]:
+    settings: dict[str, Any] = {"starts": Starts(boxes()), "verifier": Verifier(), "rules": QUICK, **options}
+    return asyncio.run(run_rollouts(tasks or [a_task()], policy or Acting(), n=n, **settings))
+
+
+def kinds(episodes: list[Episode]) -> list[str | None]:
+    return [each.failure.code if each.failure else None for each in episodes]
+
+
+def test_episodes_come_by_index_whatever_order_they_end_in() -> None:
+    order: list[int] = []
+
+    async def wait(sandbox: Any, turn: Any) -> None:
+        await asyncio.sleep(0.01 * (4 - turn.index))
+
+    rewards = (0.1, 0.2, 0.3, 0.4)
+    episodes = roll(
+        Acting(wait), concurrency=4, verifier=by_index(*rewards), on_episode=lambda each: order.append(each.index)
+    )
+    assert [each.reward for each in episodes] == list(rewards)
+    assert order == [3, 2, 1, 0]
+    assert len({each.group_id for each in episodes}) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n": 0}, {"concurrency": 0}, {"concurrency": 5000}, {"seeds": "same"}, {"keep": "last"}, {"deadline_s": 0.0},
+        {"tasks": [a_task(), a_task()]}, {"policy": 5},
+    ],
+)  # fmt: skip
+def test_bad_arguments_start_nothing(options: dict[str, Any]) -> None:
+    start = boxes()
+    with pytest.raises(ConfigError):
+        roll(**{"starts": Starts(start), **options})
+    assert start.begun == 0
+
+
+def test_no_tasks_no_episodes() -> None:
+    assert asyncio.run(run_rollouts([], Acting())) == []
+
+
+def test_a_group_compares_its_episodes() -> None:
+    async def fail_third(sandbox: Any, turn: Any) -> None:
+        if turn.index == 2:
+            raise PolicyError("no model")
+
+    found = asyncio.run(
+        run_group(a_task(), Acting(fail_third), 4, starts=Starts(boxes()), verifier=by_index(0.0, 1.0, 1.0, 0.5))
+    )
+    assert isinstance(found, Group)
+    assert found.rewards == [0.0, 1.0, None, 0.5]
+    assert found.valid == [True, True, False, True]
+    assert found.advantages == [-0.5, 0.5, None, 0.0]
+    assert found.advantages_by(grpo)[3] == 0.0
+    assert found.best is not None
+    assert found.best.index == 1
+
+
+def test_seeds() -> None:
+    def seeds(**options: Any) -> list[int | None]:
+        return [each.seed for each in roll(Acting(PolicyError("ends at once")), **options)]
+
+    class Seeded(Start):
+        def fork(self, index: int = 0, *, seed: int | None = None, **_: Any) -> Any:
+            self.make = lambda index: _with_seed(Box(), seed)
+            return super().fork(index, seed=seed)
+
+    def given(**options: Any) -> list[int | None]:
+        return seeds(starts=Starts(Seeded()), concurrency=1, **options)
+
+    derived, common = given(), given(seeds="common")
+    assert given() == derived
+    assert len(set(derived)) == 4
+    assert len(set(common)) == 1
+    assert given(seed=5) == given(seed=5) != derived
+    assert given(seeds="common", seed=5) != common
+    assert given(seeds="independent") != given(seeds="independent")
+
+
+def _with_seed(box: Box, seed: int | None) -> Box:
+    box.seed = seed or 0  # type: ignore[misc]
+    return box
+
+
+def test_one_that_breaks_does_not_touch_its_siblings() -> None:
+    async def first_breaks(sandbox: Any, turn: Any) -> None:
+        if turn.index == 0:
+            raise RuntimeError("defect")
+
+    episodes = roll(Acting(first_breaks), n=8, concurrency=8)
+    assert kinds(episodes) == ["RuntimeError"] + [None] * 7
+    assert episodes[0].failure is not None
+    assert episodes[0].failure.message == "defect"
+
+
+def test_a_fault_of_ours_is_tried_again_and_counted() -> None:
+    failures = iter([LaunchFailed("no"), LaunchFailed("no")])
+
+    def make(index: int) -> Box:
+        error = next(failures, None)
+        if error is not None:
+            raise error
+        return Box()
+
+    start = Start(make)
+    episodes = roll(n=2, concurrency=1, starts=Starts(start))
+    assert [(each.attempt, each.faults, each.reward) for each in episodes] == [
+        (3, ("fork", "fork"), 0.5),
+        (1, (), 0.5),
+    ]
+    assert (start.begun, start.ended) == (2, 2)
+
+
+def test_each_attempt_is_another_one_to_an_outside_verifier() -> None:
+    verifier = Verifier()
+    seen: list[str] = []
+
+    def give(case: Case) -> Grade:
+        seen.append(case.key)
+        if len(seen) == 1:
+            raise VerifierError("late", kind=FailureKind.OVERLOAD)
+        return GRADE
+
+    verifier.give = give
+    assert roll(n=1, verifier=verifier)[0].reward == 0.5
+    assert len(set(seen)) == 2
+
+
+def test_what_would_only_happen_again_is_not_tried_again() -> None:
+    starts = Starts(VerifierError("broken", kind=FailureKind.BUILD))
+    episodes = roll(n=6, concurrency=1, starts=starts)
+    assert kinds(episodes) == ["verifier"] * 3 + ["repeated_fault"] * 3
+    assert {each.attempt for each in episodes} == {1}
+
+
+def test_an_outage_opens_the_breaker() -> None:
+    start = Start(_never)
+    tasks = [a_task(task_id=f"played/{number}") for number in range(20)]
+    rules = FaultRules(pause_s=0.0, breaker=7)
+    episodes = roll(n=2, tasks=tasks, concurrency=1, starts=Starts(start), rules=rules)
+    assert kinds(episodes).count("too_many_faults") == len(episodes) - 3
+    assert all(each.reward is None for each in episodes)
+
+
+def _never(index: int) -> Box:
+    raise LaunchFailed("out of order")
+
+
+def test_a_stop_rule_cuts_by_index_and_settles_the_rest() -> None:
+    start = boxes()
+
+    async def wait(sandbox: Any, turn: Any) -> None:
+        await asyncio.sleep(60 if turn.index > 2 else 0.01 * (3 - turn.index))
+
+    episodes = roll(
+        Acting(wait),
+        n=6,
+        concurrency=6,
+        starts=Starts(start),
+        verifier=by_index(0.0, 1.0, 1.0, 1.0, 1.0, 1.0),
+        stop=StopRule(successes=1),
+    )
+    assert kinds(episodes) == [None, None, "enough", "enough", "enough", "enough"]
+    assert [each.reward for each in episodes] == [0.0, 1.0, None, None, None, None]
+    assert start.begun == start.ended == 6
+
+
+def test_a_deadline_ends_what_still_runs() -> None:
+    start = boxes()
+
+    async def wait(sandbox: Any, turn: Any) -> None:
+        await asyncio.sleep(60 if turn.index else 0)
+
+    episodes = roll(Acting(wait), n=5, concurrency=2, starts=Starts(start), deadline_s=0.2)
+    assert kinds(episodes) == [None, "deadline", "deadline", "deadline", "deadline"]
+    assert start.begun == start.ended == 3
+
+
+def test_cancellation_settles_all_and_keeps_what_ended(tmp_path: Path) -> None:
+    start = boxes()
+    ended = asyncio.Event()
+
+    async def wait(sandbox: Any, turn: Any) -> None:
+        await asyncio.sleep(60 if turn.index else 0)
+
+    async def cancel() -> None:
+        with Journal.open(tmp_path / "episodes.jsonl") as journal:
+            rolling = asyncio.ensure_future(
+                run_rollouts(
+                    [a_task()],
+                    Acting(wait),
+                    n=4,
+                    concurrency=4,
+                    starts=Starts(start),
+                    verifier=Verifier(),
+                    journal=journal,
+                    on_episode=lambda _: ended.set(),
+                )
+            )
+            await ended.wait()
+            rolling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await rolling
+
+    asyncio.run(cancel())
+    assert start.begun == start.ended == 4
+    assert [each.index for each in read_journal(tmp_path / "episodes.jsonl")] == [0]
+
+
+def test_a_stream_yields_as_they_end_and_may_be_left() -> None:
+    start = boxes()
+
+    async def wait(sandbox: Any, turn: Any) -> None:
+        await asyncio.sleep((0.05, 0.0, 60, 60)[turn.index])
+
+    async def look() -> list[int]:
+        seen: list[int] = []
+        stream = stream_rollouts(
+            [a_task()], Acting(wait), n=4, concurrency=4, starts=Starts(start), verifier=Verifier()
+        )
+        async for episode in stream:
+            seen.append(episode.index)
+            if len(seen) == 2:
+                break
+        await stream.aclose()  # type: ignore[attr-defined]
+        return seen
+
+    assert asyncio.run(look()) == [1, 0]
+    assert start.begun == start.ended == 4
+
+
+def test_a_whole_stream_ends() -> None:
+    async def look() -> list[int]:
+        stream = stream_rollouts([a_task()], Acting(), n=3, starts=Starts(boxes()), verifier=Verifier())
+        return [episode.index async for episode in stream]
+
+    assert sorted(asyncio.run(look())) == [0, 1, 2]
+
+
+def test_what_a_stream_meets_passes() -> None:
+    async def look() -> None:
+        async for _ in stream_rollouts([a_task()], Acting(), n=0):
+            pass
+
+    with pytest.raises(ConfigError):
+        asyncio.run(look())
+
+
+def test_no_more_are_graded_at_a_time_than_there_are_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "cpus", lambda: 2)
+    at_once, most = 0, 0
+
+    class Slow(Verifier):
+        async def grade(self, case: Case) -> Grade:
+            nonlocal at_once, most
+            at_once += 1
+            most = max(most, at_once)
+            await asyncio.sleep(0.01)
+            at_once -= 1
+            return GRADE
+
+    roll(n=8, concurrency=8, verifier=Slow())
+    assert most == 2
+
+
+def test_concurrency_follows_processors_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "cpus", lambda: 8)
+    for available_mb, width in ((64_000, 8), (3_500, 3), (10, 1)):
+        monkeypatch.setattr(group, "_available_bytes", lambda size=available_mb: size << 20)
+        assert group._natural_width([a_task()]) == width
+
+
+@pytest.mark.parametrize("order", [(0.0, 0.02, 0.04), (0.04, 0.02, 0.0)])
+def test_the_best_final_state_of_a_group_is_kept(order: tuple[float, ...], tmp_path: Path, deleting: Deleting) -> None:
+    async def wait(sandbox: Any, turn: Any) -> None:
+        await asyncio.sleep(order[turn.index])
+
+    episodes = roll(Acting(wait), n=3, concurrency=3, verifier=by_index(0.5, 1.0, 1.0), keep="best", run=tmp_path)
+    assert [each.final_snapshot_id for each in episodes] == [None, "sn-sb-1", None]
+    assert sorted(deleting.gone) == ["sn-sb-0", "sn-sb-2"]
+    assert sorted(StoredRun(tmp_path).episodes, key=lambda each: each.index) == episodes
+
+
+def test_all_final_states_are_kept_where_that_is_asked(deleting: Deleting) -> None:
+    assert [each.final_snapshot_id for each in roll(n=2, keep="all")] == ["sn-sb-0", "sn-sb-1"]
+    assert deleting.gone == []
+
+
+def test_a_run_is_gone_on_with(tmp_path: Path) -> None:
+    start = boxes()
+    broken = True
+
+    async def second_breaks(sandbox: Any, turn: Any) -> None:
+        if turn.index == 1 and broken:
+            raise PolicyError("no model")
+
+    rolls: Callable[[], list[Episode]] = lambda: roll(  # noqa: E731
+        Acting(second_breaks), n=3, starts=Starts(start), run=tmp_path
+    )
+    first = rolls()
+    assert kinds(first) == [None, "policy", None]
+    broken = False
+    second = rolls()
+    assert kinds(second) == [None, None, None]
+    assert [second[0], second[2]] == [first[0], first[2]]
+    assert start.begun == 4
+    assert rolls() == second
+    stored = StoredRun(tmp_path)
+    assert len(stored.episodes) == 3
+    for episode in stored.episodes:
+        edits = stored.edits(episode)
+        assert edits is not None
+        assert edits.files["a.py"].content == f"sb-{episode.index}".encode()
+
+
+def test_a_resumed_group_is_cut_where_the_first_would_have_been(tmp_path: Path) -> None:
+    rewards = by_index(0.0, 1.0, 1.0, 1.0)
+    roll(n=2, verifier=rewards, run=tmp_path)
+    start = boxes()
+    episodes = roll(n=4, verifier=rewards, run=tmp_path, starts=Starts(start), stop=StopRule(successes=1))
+    assert kinds(episodes) == [None, None, "enough", "enough"]
+    assert start.begun == 0
+
+
+def test_a_journal_that_cannot_be_written_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Journal, episodes: Any) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(Journal, "append", full)
+    with pytest.raises(OSError, match="no space left"):
+        roll(n=8, concurrency=1, run=tmp_path)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tests.unit.reward.played import a_task
+
+from worldfork.core.errors import ConfigError
+from worldfork.records.edits import EditedFile, Edits
+from worldfork.records.episode import Episode
+from worldfork.records.trajectory import Step, Trajectory
+from worldfork.rollout import run_directory
+from worldfork.rollout.run_directory import RunDirectory, trajectory_bytes
+from worldfork.rollout.stored import StoredRun
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "deep" / "run")
+    edits = Edits({"a.py": EditedFile(b"\x00\xff")}, ("b.py",))
+    trajectory = Trajectory((Step("command", "ls", "out"),), facts={"model": "none"})
+    digests = run.put([edits.to_bytes(), b"--- a\n", trajectory_bytes(trajectory)])
+    episode = Episode("t", a_task().task_hash, "p", 0, 1.0, edits=digests[0], diff=digests[1], trajectory=digests[2])
+    with run.open_journal() as journal:
+        run.put_tasks([a_task()])
+        journal.append([episode])
+    stored = StoredRun(run.path)
+    assert stored.episodes == [episode]
+    assert (stored.edits(episode), stored.diff(episode)) == (edits, "--- a\n")
+    assert stored.trajectory(episode) == trajectory
+    assert stored.tasks == {a_task().task_hash: a_task()}
+
+
+def test_the_same_content_is_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDirectory(tmp_path)
+    first = run.put([b"x", b"y"])
+    monkeypatch.setattr(run_directory, "_write_whole", None)
+    assert run.put([b"y", b"x"]) == first[::-1]
+
+
+def test_tasks_are_added_and_never_lost(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.put_tasks([a_task()])
+    run.put_tasks([a_task(task_id="played/two"), a_task()])
+    run.put_tasks([])
+    lines = (tmp_path / "tasks.jsonl").read_text().splitlines()
+    assert [json.loads(line)["task_id"] for line in lines] == ["played/one", "played/two"]
+    with pytest.raises(ConfigError):
+        run.put_tasks([a_task(prompt="another of the same name")])
+    assert (tmp_path / "tasks.jsonl").read_text().splitlines() == lines
+
+
+def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(os, "fdatasync", full)
+    with pytest.raises(OSError, match="no space"):
+        RunDirectory(tmp_path).put([b"content"])
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
