@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,15 @@ STARVED_SHARE = 0.5
 
 _GRACE_S = 5.0
 """Between the wall limit and the kill: time to ask whether what runs had a CPU."""
+
+CROWDED_SHARE = 0.3
+"""In so many of all looks more than one process wanted a CPU: it is its own processes that a sandbox waits for."""
+
+_LOOK_S = 1.5
+"""Between two looks, on average; their instants are drawn at random."""
+_SHORTEST_S = 1.0
+_MOST_LOOKS = 100
+"""On average, in the time of a limit."""
 
 _HOST_CAUSES = {DeathCause.HOST_MEMORY: FailureKind.MEMORY, DeathCause.HOST_DISK: FailureKind.SPACE}
 
@@ -44,8 +54,51 @@ async def check_host(sandbox: AsyncSandbox) -> None:
         )
 
 
+class Looks:
+    """What was seen of a sandbox's processes at instants that nobody in it can know beforehand.
+
+    One look at the end would be told by processes that took the CPU until shortly before it: what they used is counted
+    nowhere once they are gone, if nobody waited for them.
+    """
+
+    def __init__(self) -> None:
+        self._ticks: dict[int, int] = {}
+        self._looks = 0
+        self._crowded = 0
+        self.waited_s = 0.0
+        """The longest time that a process was seen to have waited for a CPU."""
+
+    async def look(self, sandbox: AsyncSandbox) -> int:
+        """Look once; return how many processes want a CPU.
+
+        Raises:
+            SandboxError: the sandbox cannot be asked.
+        """
+        wanting = 0
+        for entry in (await sandbox.list_directory("/proc")).entries:
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(PathError, ValueError, IndexError):
+                fields = (await _read(sandbox, entry.name, "stat")).rpartition(b")")[2].split()
+                number = int(entry.name)
+                self._ticks[number] = max(self._ticks.get(number, 0), sum(map(int, fields[11:15])))
+                wanting += fields[0] == b"R" and number != 1
+            with contextlib.suppress(PathError, ValueError, IndexError):
+                # The kernel's sched-stats: seconds on a CPU, seconds ready without one, number of turns.
+                counts = (await _read(sandbox, entry.name, "schedstat")).split()
+                self.waited_s = max(self.waited_s, int(counts[1]) / 1e9)
+        self._looks += 1
+        self._crowded += wanting > 1
+        return wanting
+
+    def busy(self, wall_s: float) -> bool:
+        """Tell whether the sandbox itself took the CPU that something in it lacked."""
+        used_s = sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")
+        return used_s >= STARVED_SHARE * wall_s or (self._looks > 0 and self._crowded >= CROWDED_SHARE * self._looks)
+
+
 async def run_watched(
-    sandbox: AsyncSandbox, wall_s: float, program: str, args: Sequence[str], **options: Any
+    sandbox: AsyncSandbox, wall_s: float, program: str, args: Sequence[str], looks: Looks | None = None, **options: Any
 ) -> tuple[CommandResult, float]:
     """Run a program with a wall limit; at the limit, ask how long its processes have waited for a CPU.
 
@@ -53,11 +106,12 @@ async def run_watched(
         sandbox: where.
         wall_s: the limit; the program is killed a little later.
         program, args, options: as `AsyncSandbox.run` takes them.
+        looks: gets what is seen meanwhile.
 
     Returns:
         (the result, the longest wait in seconds; 0 where the limit was not met, or what waited took the CPU itself).
     """
-    watch = asyncio.create_task(_watch(sandbox, wall_s))
+    watch = asyncio.create_task(_watch(sandbox, wall_s, looks or Looks()))
     try:
         result = await sandbox.run(program, args, timeout=wall_s + _GRACE_S, **options)
         return result, watch.result() if watch.done() else 0.0
@@ -70,45 +124,39 @@ def is_starved(result: CommandResult, waited_s: float) -> bool:
     return result.timed_out and result.cpu_s < STARVED_SHARE * result.wall_s <= waited_s
 
 
-async def _watch(sandbox: AsyncSandbox, wall_s: float) -> float:
-    await SystemClock().sleep_s(wall_s)
-    longest = 0.0
+async def _watch(sandbox: AsyncSandbox, wall_s: float, looks: Looks) -> float:
+    clock = SystemClock()
+    ends_s = clock.monotonic_s() + wall_s
+    mean_s = max(_LOOK_S, wall_s / _MOST_LOOKS)
     with contextlib.suppress(SandboxError):
-        for entry in (await sandbox.list_directory("/proc")).entries:
-            if entry.name.isdigit():
-                with contextlib.suppress(PathError, ValueError, IndexError):
-                    # The kernel's sched-stats: seconds on a CPU, seconds ready without one, number of turns.
-                    counts = await sandbox.read_file(f"/proc/{entry.name}/schedstat", max_bytes=4096)
-                    longest = max(longest, int(counts.split()[1]) / 1e9)
-        if longest >= STARVED_SHARE * wall_s and await is_busy(sandbox, wall_s, running=1):
-            return 0.0
-    return longest
+        while (left_s := ends_s - clock.monotonic_s()) > 0:
+            await clock.sleep_s(min(left_s, max(_SHORTEST_S, random.expovariate(1 / mean_s))))
+            await looks.look(sandbox)
+        return 0.0 if looks.busy(wall_s) else looks.waited_s
+    # A sandbox that cannot be asked is taken for busy: it is the code under test that runs there.
+    return 0.0
 
 
-async def is_busy(sandbox: AsyncSandbox, wall_s: float, *, running: int = 0) -> bool:
+async def is_busy(sandbox: AsyncSandbox, wall_s: float, looks: Looks | None = None) -> bool:
     """Tell whether a sandbox itself took the CPU that its tests lacked: half of some time, or what runs in it now.
 
-    What a program does in children that it does not wait for is counted nowhere else. A sandbox that cannot be asked
-    is taken for busy: it is the code under test that runs there.
+    A sandbox that cannot be asked is taken for busy: it is the code under test that runs there.
 
     Args:
-        sandbox: where tests run or ran.
+        sandbox: where tests ran.
         wall_s: the time.
-        running: how many processes may want a CPU now.
+        looks: what was seen while they ran.
     """
-    used_ticks = wanting = 0
+    seen = looks or Looks()
     try:
-        for entry in (await sandbox.list_directory("/proc")).entries:
-            if not entry.name.isdigit():
-                continue
-            with contextlib.suppress(PathError, ValueError, IndexError):
-                stat = await sandbox.read_file(f"/proc/{entry.name}/stat", max_bytes=4096)
-                fields = stat.rpartition(b")")[2].split()
-                used_ticks += sum(map(int, fields[11:15]))
-                wanting += fields[0] == b"R" and entry.name != "1"
+        wanting = await seen.look(sandbox)
     except SandboxError:
         return True
-    return wanting > running or used_ticks / os.sysconf("SC_CLK_TCK") >= STARVED_SHARE * wall_s
+    return wanting > 0 or seen.busy(wall_s)
+
+
+async def _read(sandbox: AsyncSandbox, pid: str, name: str) -> bytes:
+    return await sandbox.read_file(f"/proc/{pid}/{name}", max_bytes=4096)
 
 
 def overload(task: Task) -> VerifierError:

@@ -21,7 +21,7 @@ from worldfork.reward.arguments import (
     fixed_args,
     test_limits,
 )
-from worldfork.reward.blame import STARVED_SHARE, check_host, is_busy, run_watched
+from worldfork.reward.blame import STARVED_SHARE, Looks, check_host, is_busy, run_watched
 from worldfork.reward.commanded import pytest_arguments, run_command_tests
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.preparing import BUILD_FAILED, prepare
@@ -88,6 +88,7 @@ async def run_tests(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes
     limits = None if arguments is None else test_limits(arguments)
     configuration = await find_configuration(sandbox, task, tests) if limits else None
     notes: tuple[str, ...] = ()
+    looks = Looks()
     try:
         prepared = await prepare(sandbox, task, tests, edits)
         notes = prepared.notes
@@ -98,11 +99,11 @@ async def run_tests(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes
         if limits is None:
             trial = await _commanded(sandbox, task)
         else:
-            trial = await _run(sandbox, task, [*fixed_args(task, configuration), *limits[0]], limits[1])
+            trial = await _run(sandbox, task, [*fixed_args(task, configuration), *limits[0]], limits[1], looks)
         if trial.end == Reason.OOM_KILLED.value:
             await check_host(sandbox)
         if trial.is_starved(frozenset(trial.report.tests)) and trial.end != Reason.TIMED_OUT.value:
-            trial = replace(trial, busy=await is_busy(sandbox, trial.wall_s))
+            trial = replace(trial, busy=await is_busy(sandbox, trial.wall_s, looks))
         return replace(trial, notes=notes)
     except (SandboxDied, OutOfSpace) as error:
         # Nothing but the code under test runs here: what befalls the fork is its doing, unless it was the machine's.
@@ -112,8 +113,8 @@ async def run_tests(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes
         return Trial(Report(ready=True), end=error.code, cpu_s=0.0, wall_s=0.0, notes=notes)
 
 
-async def _run(sandbox: AsyncSandbox, task: Task, args: list[str], test_cpu_s: float | None) -> Trial:
-    result, waited_s = await _python(sandbox, task, [f"{test_cpu_s or 0:g}", *_where(task), *args])
+async def _run(sandbox: AsyncSandbox, task: Task, args: list[str], test_cpu_s: float | None, looks: Looks) -> Trial:
+    result, waited_s = await _python(sandbox, task, [f"{test_cpu_s or 0:g}", *_where(task), *args], looks)
     report = read_report(result.stdout_bytes)
     if result.reason is Reason.NOT_STARTED or not report.ready:
         if result.reason is Reason.OOM_KILLED:
@@ -138,7 +139,7 @@ def _where(task: Task) -> tuple[str, str]:
     return TASK_DIRECTORY, task.env.get("PYTHONPATH", "")
 
 
-async def _python(sandbox: AsyncSandbox, task: Task, args: list[str]) -> tuple[CommandResult, float]:
+async def _python(sandbox: AsyncSandbox, task: Task, args: list[str], looks: Looks) -> tuple[CommandResult, float]:
     """Run the reporter with the world's first `python`, else its `python3`."""
     limits = task.limits
     cpu_s = math.ceil(limits.grade_cpu_s)
@@ -148,6 +149,7 @@ async def _python(sandbox: AsyncSandbox, task: Task, args: list[str]) -> tuple[C
             limits.grade_wall_s,
             program,
             ["-B", "-s", "-", *args],
+            looks,
             # Python reads its path before the reporter runs; it opens the path once pytest is loaded.
             env={**TEST_ENV, "PYTHONPATH": ""},
             # No directory of the task: it would be on the import path from the first moment.
