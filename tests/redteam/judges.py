@@ -6,14 +6,23 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tests.redteam.tasks import CHECKS
+
 from worldfork.core.errors import SandboxError, WorldforkError
 from worldfork.records.task import Task
+from worldfork.reward.assertions import FilesSpec
 from worldfork.reward.calibration import CalibrationStore
+from worldfork.reward.command_verifier import CommandVerifier
+from worldfork.reward.files_verifier import FilesVerifier
+from worldfork.reward.final_verifier import FinalSpec, FinalVerifier
+from worldfork.reward.judging import JudgeSpec
 from worldfork.reward.places import TASK_DIRECTORY, inside_task
 from worldfork.reward.pytest_verifier import PytestVerifier
 from worldfork.reward.split.proof import ProofStore
 from worldfork.reward.split.verifier import SplitVerifier
 from worldfork.reward.verifier import FINAL, FRESH, Case, Grade, Verifier
+
+RUN_JUDGE = "f=tests/judge.py; [ -f $f ] || f=judge.py; exec python $f"
 
 
 @dataclass(frozen=True)
@@ -36,10 +45,14 @@ def by_command(task: Task) -> Task:
 def judges(directory: Path) -> dict[str, Judge]:
     """Return the verifiers by name; what they learn is kept in a directory."""
     by_pytest = PytestVerifier(CalibrationStore(directory / "calibrations"))
+    program = JudgeSpec(("/bin/sh", "-c", RUN_JUDGE), "file:/workspace/reward.json")
     return {
         "pytest": Judge(by_pytest),
         "split": Judge(SplitVerifier(by_pytest, ProofStore(directory / "proofs"))),
-        "command": Judge(by_pytest, by_command),
+        "reader": Judge(by_pytest, by_command),
+        "command": Judge(CommandVerifier(program)),
+        "files": Judge(FilesVerifier(FilesSpec.from_json(CHECKS))),
+        "final": Judge(FinalVerifier(FinalSpec(), CalibrationStore(directory / "final"))),
     }
 
 
@@ -61,7 +74,7 @@ class Plain:
                     await sandbox.write_file(inside_task(path), content)
                 result = await sandbox.run(
                     "/bin/sh",
-                    ["-lc", f"python -m pytest -q {task.test_args[-1]}"],
+                    ["-c", f"python -m pytest -q {task.test_args[-1]}"],
                     env=dict(task.env),
                     working_dir=TASK_DIRECTORY,
                     timeout=task.limits.grade_wall_s,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-VERIFIERS = ("pytest", "split", "command", "files", "final")
+VERIFIERS = ("pytest", "split", "reader", "command", "files", "final")
 """The columns of the matrix."""
 
 PLAIN = "plain"
@@ -67,6 +67,7 @@ CLAIMS: Mapping[Way, Mapping[str, Claim]] = {
     Way.BESIDE: {
         "pytest": resists(),
         "split": resists(),
+        "reader": resists(),
         "command": resists(),
         "files": resists(),
         "final": is_open(END_STATE),
@@ -75,6 +76,7 @@ CLAIMS: Mapping[Way, Mapping[str, Claim]] = {
     Way.CODE: {
         "pytest": is_open(SAME_PROCESS),
         "split": resists(),
+        "reader": is_open(SAME_PROCESS),
         "command": is_open(SAME_PROCESS),
         "files": does_not_apply(NO_CODE),
         "final": is_open(SAME_PROCESS),
@@ -82,11 +84,12 @@ CLAIMS: Mapping[Way, Mapping[str, Claim]] = {
     Way.VALUE: {
         "pytest": is_open(SAME_PROCESS),
         "split": resists(),
+        "reader": is_open(SAME_PROCESS),
         "command": is_open(SAME_PROCESS),
         "files": does_not_apply(NO_CODE),
         "final": is_open(SAME_PROCESS),
     },
-    Way.DROP: dict.fromkeys(VERIFIERS, resists()),
+    Way.DROP: {**dict.fromkeys(VERIFIERS, resists()), "final": is_open(END_STATE)},
 }
 
 
@@ -119,6 +122,9 @@ class Attack:
         """Return what a verifier says about it."""
         if verifier == PLAIN:
             return is_open("nothing is done against it")
+        if verifier == "reader" and verifier not in self.said and "command" in self.said:
+            # Both have a program beside the candidate's code write the result.
+            return self.said["command"]
         return self.said.get(verifier, CLAIMS[self.way][verifier])
 
     def but(self, **said: Claim) -> Attack:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.redteam.payloads import code, python
 from tests.redteam.records import Attack, Way, resists
-from tests.redteam.tasks import WRONG
+from tests.redteam.tasks import LIMITS, WRONG
 
 BOUNDED = resists("limits hold in the verifier's fork too, and what breaks there has not passed")
 
@@ -59,6 +59,54 @@ BOMBS = (
         "the candidate writes without end to every stream",
         "import os\nwhile True:\n    for number in range(1, 16):\n        try:\n"
         "            os.write(number, b'x' * 65536)\n        except OSError:\n            pass\n",
+        own=True,
+    ),
+)
+
+STARVES = """\
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+began = time.monotonic()
+for _ in range(40):
+    if os.fork() == 0:
+        while time.monotonic() - began < {until}:
+            pass
+        os._exit(0)
+while time.monotonic() - began < {until}:
+    pass
+time.sleep(1000)
+"""
+"""Its own children take the CPU that it waits for, and are gone, and counted nowhere, when somebody looks."""
+
+STARVING = (
+    _code(
+        "starves_itself",
+        53,
+        "the candidate takes the CPU from its own tests, by children that are gone at the limit",
+        STARVES.format(until=LIMITS.grade_wall_s - 0.7),
+        own=True,
+    ),
+    _code(
+        "starves_by_many",
+        53,
+        "the same by children that live for an instant each",
+        f"""\
+        import os, signal, time
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        ends = time.monotonic() + {LIMITS.grade_wall_s - 0.7}
+        for _ in range(20):
+            if os.fork() == 0:
+                while time.monotonic() < ends:
+                    if os.fork() == 0:
+                        until = time.monotonic() + 0.05
+                        while time.monotonic() < until:
+                            pass
+                        os._exit(0)
+                os._exit(0)
+        while time.monotonic() < ends:
+            pass
+        time.sleep(1000)
+        """,
         own=True,
     ),
 )
@@ -219,4 +267,4 @@ VOIDING = (
     ),
 )
 
-ATTACKS = (*BOMBS, *CARRYING, *RIGHTS, *FIRST, *MACHINE, *VOIDING)
+ATTACKS = (*BOMBS, *STARVING, *CARRYING, *RIGHTS, *FIRST, *MACHINE, *VOIDING)
