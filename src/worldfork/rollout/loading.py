@@ -1,38 +1,71 @@
-"""Tasks from files: JSON, one object a line."""
+"""Tasks from files and directories, in whichever of the known forms they are."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from worldfork.core.errors import ConfigError
 from worldfork.records.task import Task
+from worldfork.rollout.directories import directory_task, find_task_directories
+from worldfork.rollout.repositories import is_repository_row, repository_task
+from worldfork.rollout.swebench import is_swebench_row, swebench_task
 
 MAX_LINE_BYTES = 64 << 20
 """A longer line is no task."""
 
 
-def load_tasks(path: str | Path) -> list[Task]:
-    """Read every task of a JSONL file; blank lines are left out.
+Repositories = Mapping[str, str | os.PathLike[str]]
 
-    The fields are those of `Task`; `solution` and `limits` may be absent.
+
+def load_tasks(path: str | Path, *, repositories: Repositories | None = None) -> list[Task]:
+    """Read every task of a JSONL file, of a directory of tasks, or of a directory that is one.
+
+    A line is a task with the fields of `Task`, most of which may be absent; or a row of two versions of a package (see
+    `rollout.repositories`); or one as of SWE-bench (see `rollout.swebench`). Blank lines are left out. For directories
+    see `rollout.directories`.
+
+    Args:
+        path: the file or directory.
+        repositories: for rows as of SWE-bench: `owner/name` -> a repository on this machine.
 
     Raises:
-        ConfigError: the file cannot be read, a line is no task or a `task_id` comes twice. `path`, `line`
-            (from 1) and `field` say where.
+        ConfigError: it cannot be read, something is no task or a `task_id` comes twice. `path`, `line` (from 1, of a
+            file) and `field` say where.
     """
     path = Path(path)
+    if path.is_dir():
+        return _load_directory(path)
     tasks: list[Task] = []
     lines_by_id: dict[str, int] = {}
     for number, line in _lines(path):
-        task = _read_line(path, number, line)
+        task = _read_line(path, number, line, repositories or {})
         first = lines_by_id.setdefault(task.task_id, number)
         if first != number:
             raise _at(path, number, "task_id", f"{task.task_id!r} is already in line {first}")
         tasks.append(task)
     if not tasks:
         raise ConfigError(f"{path}: no task in it", path=str(path))
+    return tasks
+
+
+def _load_directory(path: Path) -> list[Task]:
+    try:
+        directories = find_task_directories(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}", path=str(path)) from error
+    found: dict[str, Path] = {}
+    tasks = [directory_task(each) for each in directories]
+    for task, directory in zip(tasks, directories, strict=True):
+        first = found.setdefault(task.task_id, directory)
+        if first is not directory:
+            raise ConfigError(f"{directory}: {task.task_id!r} is already {first}", path=str(directory), field="task_id")
+    if not tasks:
+        raise ConfigError(
+            f"{path}: no task in it", remedy="a task is a directory with task.toml or task.json", path=str(path)
+        )
     return tasks
 
 
@@ -50,7 +83,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise ConfigError(f"{path}: {error.strerror or error}", path=str(path)) from error
 
 
-def _read_line(path: Path, number: int, line: bytes) -> Task:
+def _read_line(path: Path, number: int, line: bytes, repositories: Repositories) -> Task:
     try:
         data = json.loads(line)
     except RecursionError:
@@ -58,6 +91,10 @@ def _read_line(path: Path, number: int, line: bytes) -> Task:
     except ValueError as error:
         raise _at(path, number, "", f"not JSON: {error}") from None
     try:
+        if isinstance(data, dict) and is_repository_row(data):
+            return repository_task(data)
+        if isinstance(data, dict) and is_swebench_row(data):
+            return swebench_task(data, repositories)
         return Task.from_json(data)
     except ConfigError as error:
         raise _at(path, number, getattr(error, "field", ""), error.message) from error

@@ -1,0 +1,116 @@
+"""Rows as of SWE-bench: an issue, the commit before its fix, the fix and its tests as patches, the ids that it turns.
+
+Repositories are local: a row names one as `owner/name`, and the caller says where it lies. Nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from worldfork.core.errors import ConfigError
+from worldfork.records.checked import checked_strings, checked_text
+from worldfork.records.globs import is_editable
+from worldfork.records.origin import Origin, WorldSource
+from worldfork.records.task import Task
+from worldfork.records.task_limits import TaskLimits
+
+LIMITS = TaskLimits(grade_cpu_s=1800, grade_wall_s=3600, memory_mb=4096, disk_mb=4096)
+"""What a task of these may use where the caller says nothing."""
+
+EDITABLE = ("**/*.py",)
+"""What a policy may change, and every other file that the fix touches."""
+
+_FIELDS = ("instance_id", "repo", "base_commit", "patch", "test_patch", "problem_statement")
+
+
+def is_swebench_row(row: Mapping[str, Any]) -> bool:
+    """Tell whether a line of JSON is such a row."""
+    return {"instance_id", "repo", "base_commit"} <= set(row)
+
+
+def swebench_task(
+    row: Mapping[str, Any],
+    repositories: Mapping[str, str | os.PathLike[str]],
+    *,
+    dependencies: Sequence[str] = (),
+    commands: Sequence[Sequence[str]] = (),
+    limits: TaskLimits = LIMITS,
+) -> Task:
+    """Return the task of a row.
+
+    The ids must be pytest's (`path::name`), since pytest runs the tests: the files that the ids name, else those of
+    the test patch.
+
+    Args:
+        row: `repo`, `instance_id`, `base_commit`, `patch`, `test_patch`, `problem_statement`, `FAIL_TO_PASS` and
+            `PASS_TO_PASS` (lists, or lists spelled as JSON); others are for people.
+        repositories: `owner/name` -> a repository on this machine that has the commit.
+        dependencies: what pip installs into the world.
+        commands: how the repository is made importable, such as `("python", "-m", "pip", "install", "-e", ".")`.
+        limits: of the task.
+
+    Raises:
+        ConfigError: a field is missing or malformed, or nobody said where the repository lies; `field` names it.
+    """
+    from worldfork.content.patches import parse_patch
+
+    missing = sorted({*_FIELDS, "FAIL_TO_PASS"} - set(row))
+    if missing:
+        raise ConfigError(f"field {missing[0]!r} is missing", field=missing[0])
+    said = {name: checked_text(name, row[name]) for name in _FIELDS}
+    if said["repo"] not in repositories:
+        raise ConfigError(
+            f"nobody says where {said['repo']} lies",
+            remedy=f"pass repositories={{{said['repo']!r}: PATH}}",
+            field="repo",
+        )
+    where = Path(repositories[said["repo"]]).absolute()
+    fail, keep = _ids(row, "FAIL_TO_PASS"), _ids(row, "PASS_TO_PASS")
+    others = [path for path in parse_patch(said["patch"]).paths if not is_editable(path, EDITABLE)]
+    return Task(
+        task_id=said["instance_id"],
+        prompt=said["problem_statement"],
+        world=WorldSource(
+            Origin(git=f"{where}@{said['base_commit']}"),
+            tuple(dependencies),
+            tuple(tuple(command) for command in commands),
+        ),
+        editable=(*EDITABLE, *others),
+        test_patch=said["test_patch"],
+        test_args=_test_files(fail + keep, parse_patch(said["test_patch"]).paths),
+        solution_patch=said["patch"],
+        fail_to_pass=fail,
+        pass_to_pass=keep,
+        score="fail_to_pass",
+        limits=limits,
+    )
+
+
+def _ids(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    value = row.get(name) or ()
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{name} is no list: {error}", field=name) from None
+    ids = checked_strings(name, value)
+    odd = next((each for each in ids if "::" not in each), None)
+    if odd is not None:
+        raise ConfigError(
+            f"{name} holds {odd[:200]!r}, which is no id of pytest's",
+            remedy="such a task needs a Task of its own, with a test_command and a reader",
+            field=name,
+        )
+    return ids
+
+
+def _test_files(ids: Sequence[str], patched: Sequence[str]) -> tuple[str, ...]:
+    named = dict.fromkeys(each.partition("::")[0] for each in ids)
+    if named:
+        return tuple(named)
+    names = ((path, PurePosixPath(path).name) for path in patched)
+    return tuple(path for path, name in names if name.endswith(".py") and name.startswith("test"))
