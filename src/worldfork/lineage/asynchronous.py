@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from worldfork.core.errors import ConfigError, NotFound
+from worldfork.lineage.adopting import adopt
 from worldfork.lineage.arguments import OWN_EXTRAS, check_foreign, choose_base, start_options
 from worldfork.lineage.checkpoint import checkpoint, left_out
 from worldfork.lineage.commands import Commands
@@ -259,6 +260,23 @@ class AsyncSandbox(Commands, Processes, Transfers):
         live = await start(self._live.place, record, StartOptions())
         async with type(self)(live, owned=True) as child:
             return await (child.sh(verify) if isinstance(verify, str) else child.run(verify[0], verify[1:]))
+
+    async def adopt(self, snapshot_id: str, *, label: str | None = None) -> SnapshotInfo:
+        """Make the disk what a snapshot holds, and return a snapshot of what it was before, to go back by.
+
+        The sandbox stays the one it is: id, name, environment, limits and mounts do not change.
+
+        Args:
+            snapshot_id: of a sandbox on the same base, as of a fork of this one.
+            label: of the snapshot of before.
+
+        Raises:
+            NotCapturable: commands or other processes run in it; end them first.
+            ConfigError: the snapshot stands on another base. NotFound: there is none of this id.
+        """
+        here = self._live.place
+        wanted = await here.work(lambda: here.store.snapshot(snapshot_id))
+        return snapshot_info(await adopt(self._live, wanted, label=label))
 
     async def list_snapshots(self) -> Sequence[SnapshotInfo]:
         """Return the snapshots taken of this sandbox, oldest first."""

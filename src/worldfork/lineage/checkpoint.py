@@ -94,10 +94,10 @@ async def _take_live(live: Live, wanted: Wanted, began: float) -> tuple[Snapshot
     sync_fd = live.sync_descriptor()
     try:
         # In this order: whoever waits for its turn keeps no command waiting.
-        async with turn(live) as turn_fd, _held(connection) as idle:
+        async with turn(live) as turn_fd, held(connection) as idle:
             fault("checkpoint:held")
             paused = time.monotonic()
-            record, copied = await _whole(live, _take(live, connection, idle, turn_fd, wanted))
+            record, copied = await _whole(live, take(live, connection, idle, turn_fd, wanted))
             timing = Timing(time.monotonic() - paused, time.monotonic() - began, copied)
     except BaseException:
         if sync_fd is not None:
@@ -138,7 +138,7 @@ async def left_out(live: Live) -> tuple[str, ...]:
 
 
 @contextlib.asynccontextmanager
-async def _held(connection: Connection) -> AsyncIterator[bool]:
+async def held(connection: Connection) -> AsyncIterator[bool]:
     """Keep new commands waiting; yields whether nothing but init runs."""
     report = await connection.hold(_HOLD_S)
     try:
@@ -148,9 +148,14 @@ async def _held(connection: Connection) -> AsyncIterator[bool]:
             await asyncio.shield(connection.release())
 
 
-async def _take(
+async def take(
     live: Live, connection: Connection, idle: bool, turn_fd: int, wanted: Wanted
 ) -> tuple[SnapshotRecord, bool]:
+    """Take a snapshot of a held sandbox, in one's turn; returns whether the upper was copied for it.
+
+    Raises:
+        As `checkpoint`.
+    """
     live.facts = await present_facts(live, connection)
     place, facts = live.place, live.facts
     ground = ground_of(place, facts)
@@ -194,11 +199,12 @@ async def _take_upper(live: Live, connection: Connection, turn_fd: int, wanted: 
         await put_right(live, connection, after.layers[0])
         raise
     live.facts = after
-    dropped.add_done_callback(lambda _: _drop_work(live, before.generation))
+    dropped.add_done_callback(lambda _: drop_work(live, before.generation))
     return record
 
 
-def _drop_work(live: Live, generation: int) -> None:
+def drop_work(live: Live, generation: int) -> None:
+    """Clear away the work directory of an overlay that is gone for good."""
     if not live.over:
         with contextlib.suppress(OSError):
             live.place.store.trash(Path(live.facts.run) / f"work.{generation}")

@@ -137,8 +137,13 @@ def _finish(live: Live, facts: SandboxFacts, upper: str) -> SandboxFacts:
     return before
 
 
-async def move(live: Live, connection: Connection, turn_fd: int) -> tuple[SandboxFacts, asyncio.Future[None]]:
+async def move(
+    live: Live, connection: Connection, turn_fd: int, onto: tuple[str, ...] = ()
+) -> tuple[SandboxFacts, asyncio.Future[None]]:
     """Make the upper of an idle, held sandbox a layer's content and move the sandbox onto a new upper over it.
+
+    What lies below that layer stays what it was, or becomes the layers `onto`: of another state, for an upper in which
+    nothing is.
 
     Returns the facts to be held once the layer is published, whose first layer it is, and a future that is done when
     the old root is gone for good.
@@ -158,7 +163,7 @@ async def move(live: Live, connection: Connection, turn_fd: int) -> tuple[Sandbo
             make_upper(ground_of(place, _moved(moving)), before.form, before.ids)
             fault("checkpoint:made")
 
-    moving = await _announce(live, before)
+    moving = await _announce(live, before, onto)
     try:
         if may_take_long(upper, before.ids):
             await place.work(rename)
@@ -179,7 +184,7 @@ async def move(live: Live, connection: Connection, turn_fd: int) -> tuple[Sandbo
     return _moved(moving), dropped
 
 
-async def _announce(live: Live, before: SandboxFacts) -> SandboxFacts:
+async def _announce(live: Live, before: SandboxFacts, onto: tuple[str, ...]) -> SandboxFacts:
     """Write down which layer a sandbox's upper is becoming, and hold what will lie below it."""
     place = live.place
 
@@ -195,11 +200,11 @@ async def _announce(live: Live, before: SandboxFacts) -> SandboxFacts:
 
     for left in reversed(range(TRIES)):
         try:
-            next_layers = await next_layers_of(place, before.layers)
+            next_layers = onto or await next_layers_of(place, before.layers)
             return place.quick(lambda: begin(next_layers))  # noqa: B023
         except NotFound:
             # A merge that nobody held yet was collected.
-            if not left:
+            if onto or not left:
                 raise
     raise AssertionError("the last try returns or raises")
 

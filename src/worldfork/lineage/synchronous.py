@@ -255,6 +255,14 @@ class Sandbox:
         """Remove a file, a link, or a directory."""
         through(self._inner.delete_file(path, recursive=recursive))
 
+    def adopt(self, snapshot_id: str, *, label: str | None = None) -> SnapshotInfo:
+        """Make the disk what a snapshot holds, and return a snapshot of what it was before; see `AsyncSandbox.adopt`.
+
+        Raises:
+            NotCapturable: processes run in it. ConfigError: it stands on another base. NotFound: there is none.
+        """
+        return through(self._inner.adopt(snapshot_id, label=label))
+
     def list_snapshots(self) -> Sequence[SnapshotInfo]:
         """Return the snapshots taken of this sandbox."""
         return through(self._inner.list_snapshots())

@@ -1,0 +1,234 @@
+"""Taking over what the winner of a group made: into a live sandbox, or into a directory of the host."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from worldfork.content.patches import PatchFile, apply_patch, parse_patch
+from worldfork.content.patches.model import EXECUTABLE, LINK, MAX_FILE_BYTES, REGULAR
+from worldfork.core.beneath import open_beneath
+from worldfork.core.errors import ConfigError
+from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.lineage.snapshots import SnapshotInfo
+from worldfork.records.episode import Episode
+from worldfork.store.failures import typed
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class Promoted:
+    """One file of a directory that a diff changes."""
+
+    path: str
+    how: str
+    """`added`, `changed` or `removed`."""
+    size_bytes: int
+    """Of the file then; 0 of one that is removed."""
+
+
+def best_episode(episodes: Iterable[Episode]) -> Episode:
+    """Return the valid episode of the highest reward; of several, the one of the lowest index.
+
+    Raises:
+        ConfigError: none has a reward, or they are of several tasks.
+    """
+    valid = [each for each in episodes if each.reward is not None]
+    if not valid:
+        raise ConfigError("no episode has a reward", field="episodes")
+    tasks = sorted({each.task_id for each in valid})
+    if len(tasks) > 1:
+        raise ConfigError(
+            f"there are episodes of {len(tasks)} tasks, such as {tasks[0]!r}", remedy="choose one task", field="task"
+        )
+    return min(valid, key=lambda each: (-(each.reward or 0.0), each.index))
+
+
+async def promote_into(sandbox: AsyncSandbox, winner: Episode) -> SnapshotInfo:
+    """Make the winner's final state the disk of a live sandbox, which stays the one it is.
+
+    Args:
+        sandbox: with no processes in it; of the world that the winner started from.
+        winner: an episode whose final state was kept.
+
+    Returns:
+        A snapshot of what the sandbox's disk was before, to go back by.
+
+    Raises:
+        ConfigError: the winner's final state was not kept, or stands on another base.
+        NotFound: it is kept no more. Others: as `AsyncSandbox.adopt`.
+    """
+    if winner.final_snapshot_id is None:
+        raise ConfigError(
+            f"the final state of {winner.task_id} #{winner.index} was not kept",
+            remedy='run the group with keep="best"',
+            field="final_snapshot_id",
+        )
+    return await sandbox.adopt(winner.final_snapshot_id, label=f"before {winner.task_id} #{winner.index}"[:100])
+
+
+def apply_to_directory(
+    directory: str | Path, diff: bytes | str, *, dry_run: bool = False, moved: bool = False
+) -> list[Promoted]:
+    """Apply a unified diff to the files below a directory of the host: all of it, or nothing.
+
+    No link is followed and no mount is crossed. New files get the permissions that this process gives new files; a
+    changed one keeps its own but for executability.
+
+    Args:
+        directory: where the diff's paths begin; a repository's own files in `.git` are never touched.
+        diff: as an episode's.
+        dry_run: only tell what would change.
+        moved: whether hunks may also be applied where their lines have moved to, see `apply_patch`.
+
+    Returns:
+        What changes, by path.
+
+    Raises:
+        ConfigError: it does not apply; `path` and `hunk` tell where. Nothing was changed.
+        OutOfSpace, StoreError: the directory cannot be read or written. Unless a rename itself failed, nothing was
+            changed.
+    """
+    patch = parse_patch(diff)
+    with typed(f"the diff cannot be applied to {directory}"), _Tree(Path(directory)) as tree:
+        changes = apply_patch(patch, tree.read, moved=moved)
+        links = sorted(path for path, file in changes.items() if file is not None and file.is_link)
+        if links:
+            raise ConfigError(f"patch: {links[0]!r} becomes a link", field="patch", path=links[0])
+        promoted = [
+            Promoted(
+                path,
+                "removed" if file is None else "changed" if tree.read(path) else "added",
+                0 if file is None else len(file.content),
+            )
+            for path, file in changes.items()
+        ]
+        if not dry_run:
+            tree.write(changes)
+    return promoted
+
+
+class _Tree:
+    """The files below a directory, by descriptors, so that no link leads out of it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._fd = -1
+        self._seen: dict[str, PatchFile | None] = {}
+
+    def __enter__(self) -> _Tree:
+        try:
+            self._fd = os.open(self._root, _DIRECTORY)
+        except OSError as error:
+            raise ConfigError(f"{self._root} is no directory: {error.strerror}", field="directory") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def read(self, path: str) -> PatchFile | None:
+        """Return what is at a path; remembered, so that what is written is what was looked at."""
+        if path not in self._seen:
+            self._seen[path] = self._look(path)
+        return self._seen[path]
+
+    def _look(self, path: str) -> PatchFile | None:
+        above, _, name = path.rpartition("/")
+        try:
+            parent = open_beneath(self._fd, above or ".", os.O_PATH | os.O_DIRECTORY)
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                return None
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise ConfigError(f"patch: {path!r} lies below a file or a link", field="patch", path=path) from None
+            raise
+        try:
+            info = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if stat.S_ISLNK(info.st_mode):
+                return PatchFile(os.fsencode(os.readlink(name, dir_fd=parent)), LINK)
+            if stat.S_ISDIR(info.st_mode):
+                return None
+            if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_FILE_BYTES:
+                raise ConfigError(f"patch: {path!r} is no plain file, or too large", field="patch", path=path)
+            with open(open_beneath(parent, name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+                return PatchFile(file.read(), EXECUTABLE if info.st_mode & 0o100 else REGULAR)
+        except FileNotFoundError:
+            return None
+        finally:
+            os.close(parent)
+
+    def write(self, changes: Mapping[str, PatchFile | None]) -> None:
+        """Make the changes: everything is written beside its place first, then all is renamed."""
+        with contextlib.ExitStack() as opened:
+            ready: list[tuple[int, str, str]] = []
+            try:
+                for path, file in changes.items():
+                    if file is None:
+                        continue
+                    parent = self._parent(path)
+                    opened.callback(os.close, parent)
+                    ready.append((parent, f".{secrets.token_hex(8)}.part", path.rpartition("/")[2]))
+                    self._write_beside(*ready[-1], file)
+            except BaseException:
+                for parent, part, _ in ready:
+                    with contextlib.suppress(OSError):
+                        os.unlink(part, dir_fd=parent)
+                raise
+            for path, file in changes.items():
+                if file is None:
+                    self._remove(path)
+            for parent, part, name in ready:
+                os.rename(part, name, src_dir_fd=parent, dst_dir_fd=parent)
+
+    def _parent(self, path: str) -> int:
+        """Open the directory of a path, and make it where it is not there."""
+        fd = os.dup(self._fd)
+        for name in path.split("/")[:-1]:
+            try:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=fd)
+                below = open_beneath(fd, name, _DIRECTORY)
+            finally:
+                os.close(fd)
+            fd = below
+        return fd
+
+    def _write_beside(self, parent: int, part: str, name: str, file: PatchFile) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        executable = file.mode == EXECUTABLE
+        with open(os.open(part, flags, 0o777 if executable else 0o666, dir_fd=parent), "wb") as target:
+            target.write(file.content)
+            if os.geteuid() == 0:
+                above = os.fstat(parent)
+                os.fchown(target.fileno(), above.st_uid, above.st_gid)
+            with contextlib.suppress(FileNotFoundError):
+                mode = stat.S_IMODE(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+                # Who may read it may run it, as chmod's `+x` after a checkout.
+                wanted = mode | (mode & 0o444) >> 2 if executable else mode & ~0o111
+                os.fchmod(target.fileno(), wanted)
+            target.flush()
+            os.fsync(target.fileno())
+
+    def _remove(self, path: str) -> None:
+        """Remove a file, and the directories that it leaves empty."""
+        names = path.split("/")
+        for depth in range(len(names), 0, -1):
+            parent = open_beneath(self._fd, "/".join(names[: depth - 1]) or ".", _DIRECTORY)
+            try:
+                if depth == len(names):
+                    os.unlink(names[-1], dir_fd=parent)
+                else:
+                    os.rmdir(names[depth - 1], dir_fd=parent)
+            except OSError as error:
+                if depth < len(names) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                    return
+                raise
+            finally:
+                os.close(parent)
