@@ -1,0 +1,81 @@
+"""A commit as a tree: everything of it, and nothing of its repository."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from worldfork.core.errors import ConfigError
+from worldfork.worlds.git import exported, tree_of
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+
+
+def git(repository: Path, *words: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.invalid"]
+    done = subprocess.run(["git", "-C", str(repository), *identity, *words], capture_output=True, check=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    path = tmp_path / "with @ sign"
+    path.mkdir()
+    git(path, "init", "--quiet")
+    (path / "a.py").write_text("one\n")
+    (path / "tests").mkdir()
+    (path / "tests/test_a.py").write_text("test\n")
+    (path / "run").write_text("#!/bin/sh\n")
+    (path / "run").chmod(0o755)
+    (path / "link").symlink_to("a.py")
+    (path / ".gitattributes").write_text("tests export-ignore\na.py export-subst\n")
+    git(path, "add", ".")
+    git(path, "commit", "--quiet", "-m", "one")
+    (path / "a.py").write_text("two\n")
+    git(path, "commit", "--quiet", "-am", "two")
+    return path
+
+
+def test_a_commit_is_exported_whole(repository: Path) -> None:
+    (repository / "stray").write_text("not committed")
+    with exported(f"{repository}@HEAD~1") as tree:
+        names = {str(path.relative_to(tree)) for path in tree.rglob("*")}
+        assert names == {"a.py", "tests", "tests/test_a.py", "run", "link", ".gitattributes"}
+        assert (tree / "a.py").read_text() == "one\n"
+        assert (tree / "run").stat().st_mode & 0o111
+        assert (tree / "link").readlink() == Path("a.py")
+    assert not tree.exists()
+
+
+def test_exporting_changes_nothing_in_the_repository(repository: Path) -> None:
+    (repository / "a.py").write_text("edited\n")
+    git(repository, "add", "a.py")
+    (repository / ".git/hooks/post-index-change").write_text(f"#!/bin/sh\ntouch '{repository}/ran'\n")
+    (repository / ".git/hooks/post-index-change").chmod(0o755)
+    before = (repository / ".git/index").read_bytes()
+    with exported(f"{repository}@HEAD"):
+        pass
+    assert (repository / ".git/index").read_bytes() == before
+    assert not (repository / "ran").exists()
+
+
+def test_equal_trees_have_one_id_whatever_the_commit_is_called(repository: Path) -> None:
+    head = git(repository, "rev-parse", "HEAD")
+    git(repository, "commit", "--quiet", "--allow-empty", "-m", "three")
+    assert tree_of(f"{repository}@{head}") == tree_of(f"{repository}@HEAD")
+    assert tree_of(f"{repository}@HEAD~2") != tree_of(f"{repository}@HEAD")
+
+
+@pytest.mark.parametrize("commit", ["no-such", "--help", "HEAD:a.py", ""])
+def test_no_commit_is_the_callers_fault(repository: Path, commit: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        tree_of(f"{repository}@{commit}")
+    assert caught.value.fields["field"] == "origin.git"
+
+
+def test_no_repository_is_the_callers_fault(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no commit that git knows"):
+        tree_of(f"{tmp_path}/nowhere@HEAD")

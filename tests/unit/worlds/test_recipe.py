@@ -1,0 +1,75 @@
+"""What a world is known by."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from worldfork.core.errors import ConfigError
+from worldfork.records.origin import WorldSource
+from worldfork.worlds import recipe
+from worldfork.worlds.recipe import build_world, digest_of_directory
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "tree/below").mkdir(parents=True)
+    (tmp_path / "tree/a.txt").write_text("a")
+    (tmp_path / "tree/below/b.txt").write_text("b")
+    (tmp_path / "tree/link").symlink_to("a.txt")
+    return tmp_path / "tree"
+
+
+def test_times_do_not_count_for_a_directory(tree: Path) -> None:
+    before = digest_of_directory(str(tree))
+    os.utime(tree / "a.txt", (1, 1))
+    assert digest_of_directory(str(tree)) == before
+
+
+@pytest.mark.parametrize("change", ["content", "mode", "name", "link", "empty"])
+def test_everything_that_a_world_gets_counts_for_a_directory(tree: Path, change: str) -> None:
+    before = digest_of_directory(str(tree))
+    if change == "content":
+        (tree / "below/b.txt").write_text("c")
+    elif change == "mode":
+        (tree / "a.txt").chmod(0o755)
+    elif change == "name":
+        (tree / "a.txt").rename(tree / "c.txt")
+    elif change == "link":
+        (tree / "link").unlink()
+        (tree / "link").symlink_to("below")
+    else:
+        (tree / "nothing").mkdir()
+    assert digest_of_directory(str(tree)) != before
+
+
+def test_a_directory_that_is_not_there_or_too_large_is_refused(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="no directory"):
+        digest_of_directory(str(tree / "nowhere"))
+    monkeypatch.setattr(recipe, "MAX_FILES", 3)
+    with pytest.raises(ConfigError, match="more than 3"):
+        digest_of_directory(str(tree))
+
+
+@pytest.mark.parametrize(
+    ("dependencies", "added"),
+    [
+        ((), True),
+        (("pytest-cov==5",), True),
+        (("Py.Test==8",), True),
+        (("pytest==8.3.5",), False),
+        (("PyTest",), False),
+    ],
+)
+def test_pytest_comes_with_a_world_that_names_none(dependencies: tuple[str, ...], added: bool) -> None:
+    found = recipe._dependencies(WorldSource(dependencies=dependencies), is_taken_as_it_is=False)
+    assert found == (*dependencies, *(recipe.DEFAULT_DEPENDENCIES if added else ()))
+    assert recipe._dependencies(WorldSource(dependencies=dependencies), is_taken_as_it_is=True) == dependencies
+
+
+def test_an_option_is_no_requirement() -> None:
+    with pytest.raises(ConfigError, match="option of pip"):
+        asyncio.run(build_world(WorldSource(dependencies=("--index-url=http://elsewhere.invalid",))))
