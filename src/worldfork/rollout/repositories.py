@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from worldfork.core.errors import ConfigError
-from worldfork.records.checked import checked_strings, checked_text, checked_variables
+from worldfork.records.checked import check_path, checked_strings, checked_text, checked_variables
 from worldfork.records.origin import Origin, TreeSource, WorldSource
 from worldfork.records.task import Task
 from worldfork.records.task_limits import TaskLimits
@@ -44,6 +44,10 @@ def repository_task(row: Mapping[str, Any], limits: TaskLimits = LIMITS) -> Task
         raise ConfigError(f"field {missing[0]!r} is missing", field=missing[0])
     said = {name: checked_text(name, row[name]) for name in _FIELDS}
     lists = {name: _strings(row, name) for name in _LISTS}
+    for name in ("test_roots", "changed_files", "pythonpath"):
+        for path in lists[name]:
+            if (name, path) != ("pythonpath", "."):
+                check_path(name, path)
     package = said["package"]
     base = Origin(package=package, version=said["base_version"], sha256=row.get("base_sha256", ""))
     fix = Origin(package=package, version=said["fix_version"], sha256=row.get("fix_sha256", ""))

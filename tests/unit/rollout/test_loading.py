@@ -41,14 +41,12 @@ def test_the_task_sets_load(name: str, count: int) -> None:
     assert all(task.task_id.startswith(f"{name}/") and task.solution for task in tasks)
 
 
-def test_rows_of_another_kind_name_what_they_lack() -> None:
-    path = DATA / "repos.jsonl"
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
+def test_rows_of_another_kind_name_what_they_lack(tmp_path: Path) -> None:
+    package = {"task_id": "a", "package": "b", "base_version": "1", "fix_version": "2", "prompt": ""}
     with pytest.raises(ConfigError) as raised:
-        load_tasks(path)
-    assert raised.value.fields["line"] == 1
-    assert raised.value.fields["field"]
+        load_tasks(write(tmp_path / "rows.jsonl", row(), package))
+    assert raised.value.fields["line"] == 2
+    assert raised.value.fields["field"] == "changed_files"
 
 
 def test_blank_lines_are_left_out(tmp_path: Path) -> None:
