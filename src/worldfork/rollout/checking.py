@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from worldfork.core.errors import VerifierError, WorldforkError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.edits import Edits
+from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.calibration import CalibrationStore
 from worldfork.reward.choosing import verifier_for
@@ -20,8 +22,9 @@ from worldfork.reward.split.automatic import AutomaticVerifier
 from worldfork.reward.split.verifier import SplitVerifier
 from worldfork.reward.verifier import Case, Grade, Start, Verifier
 
-MAX_NAMED = 20
-"""How many ids of a kind are named; the rest is counted."""
+T = TypeVar("T")
+
+_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -102,9 +105,13 @@ class Checker:
             if not task.has_reference:
                 return replace(found, why="it has no reference, so nothing shows that it can be solved")
             start: Start = await self._start_of(task)
-            found = await self._with_split(found, task, start, verifier)
-            solved = [await _grade(task, start, verifier, start.solution, index) for index in range(times)]
-            untouched = [await _grade(task, start, verifier, Edits(), index) for index in range(times)]
+            found = await _steadily(partial(self._with_split, found, task, start, verifier))
+            solved = [
+                await _steadily(partial(_grade, task, start, verifier, start.solution, index)) for index in range(times)
+            ]
+            untouched = [
+                await _steadily(partial(_grade, task, start, verifier, Edits(), index)) for index in range(times)
+            ]
         except WorldforkError as error:
             kind = error.fields.get("kind") if isinstance(error, VerifierError) else None
             return replace(found, why=f"{getattr(kind, 'value', error.code)}: {error}"[:1000])
@@ -120,6 +127,17 @@ class Checker:
         assert isinstance(split, SplitVerifier)
         proof = await split.prove(task, start)
         return replace(found, split=proof.capable, split_why=proof.why)
+
+
+async def _steadily(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask, and again where the machine was overloaded: a fault of the moment says nothing of a task."""
+    for _ in range(_TRIES - 1):
+        try:
+            return await ask()
+        except VerifierError as error:
+            if error.fields.get("kind") is not FailureKind.OVERLOAD:
+                raise
+    return await ask()
 
 
 async def _grade(task: Task, start: Start, verifier: Verifier, edits: Edits, index: int) -> Grade:

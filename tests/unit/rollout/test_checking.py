@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.reward.played import PlayedSandbox, PlayedStart, a_result, a_task, report, row
+
+from worldfork.core.errors import LaunchFailed
+from worldfork.records.task import Task
+from worldfork.reward.calibration import CalibrationStore
+from worldfork.rollout.checking import Checker, TaskCheck
+from worldfork.sandbox.command import Reason
+
+
+def fork(*passed: str, failed: tuple[str, ...] = (), **result: Any) -> PlayedSandbox:
+    rows = [*(row(name) for name in passed), *(row(name, "failed") for name in failed)]
+    return PlayedSandbox(a_result(report(*rows), **result))
+
+
+STARVED = row("b", "failed", wall_s=32.0, cpu_s=1.0, waited_s=31.0)
+
+
+def starved() -> PlayedSandbox:
+    return PlayedSandbox(a_result(report(STARVED), wall_s=33.0, cpu_s=1.0))
+
+
+def check(tmp_path: Path, *forks: PlayedSandbox | Exception, times: int = 2, **changes: Any) -> TaskCheck:
+    task = a_task(verifier={"kind": "pytest"}, **changes)
+
+    async def start_of(_: Task) -> Any:
+        return PlayedStart(*forks, task=task)
+
+    checker = Checker(start_of, CalibrationStore(tmp_path))
+    seen: list[TaskCheck] = []
+    (found,) = asyncio.run(checker.check_all([task], times, seen.append))
+    assert seen == [found]
+    assert found.to_json()["task_id"] == task.task_id
+    return found
+
+
+CALIBRATION = (("a", "b", "c"), ("a",))
+
+
+def calibrated() -> list[PlayedSandbox]:
+    return [fork(*names) for names in CALIBRATION]
+
+
+def test_a_task_that_is_fit(tmp_path: Path) -> None:
+    whole = fork("a", "b", "c", cpu_s=3.0), fork("a", "b", "c", cpu_s=1.0)
+    found = check(tmp_path, *calibrated(), *whole, fork("a"), fork("a"))
+    assert (found.fit, found.why, found.reference) == (True, "", (1.0, 1.0))
+    assert found.nop == (pytest.approx(1 / 3),) * 2
+    assert (found.expected, found.nop_passes, found.flaky) == (("a", "b", "c"), ("a",), ())
+    assert (found.cpu_s, found.split) == (2.0, None)
+
+
+def test_a_reference_that_fails_once_is_refused(tmp_path: Path) -> None:
+    found = check(tmp_path, *calibrated(), fork("a", "b", "c"), fork("a", "b", failed=("c",)), fork("a"), fork("a"))
+    assert not found.fit
+    assert "such as c" in found.why
+    assert found.flaky == ("c",)
+
+
+def test_a_state_that_is_right_already_is_refused(tmp_path: Path) -> None:
+    whole = ("a", "b", "c")
+    found = check(tmp_path, *calibrated(), fork(*whole), fork(*whole), fork("a"), fork(*whole))
+    assert (found.fit, found.why) == (False, "it is worth 1 without any change")
+    assert found.flaky == ("b", "c")
+
+
+def test_a_task_without_a_reference_is_refused(tmp_path: Path) -> None:
+    assert "no reference" in check(tmp_path, solution={}).why
+
+
+def test_what_the_world_does_not_pass_is_told(tmp_path: Path) -> None:
+    found = check(tmp_path, *calibrated(), fork("a", "b", "c"), fork("a"), times=1, pass_to_pass=("a", "z"))
+    assert (found.fit, found.unmet) == (True, ("z",))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        (fork("a", "b", "c", reason=Reason.TIMED_OUT), "calibration: "),
+        (LaunchFailed("no room"), "launch_failed: no room"),
+    ],
+)
+def test_a_task_that_cannot_be_judged_says_why(tmp_path: Path, trouble: Any, words: str) -> None:
+    found = check(tmp_path, trouble)
+    assert not found.fit
+    assert found.why.startswith(words)
+
+
+def test_an_overload_of_the_moment_is_no_verdict(tmp_path: Path) -> None:
+    forks = [starved(), *calibrated(), starved(), starved(), fork("a", "b", "c"), fork("a")]
+    assert check(tmp_path, *forks, times=1).fit
+    assert check(tmp_path, starved(), starved(), starved(), times=1).why.startswith("overload: ")
+
+
+def test_a_verifier_that_is_malformed_refuses_its_task(tmp_path: Path) -> None:
+    async def start_of(_: Task) -> Any:
+        raise AssertionError
+
+    checker = Checker(start_of, CalibrationStore(tmp_path), {"kind": "magic"})
+    assert "magic" in asyncio.run(checker.check(a_task(), 1)).why
