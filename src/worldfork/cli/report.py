@@ -55,8 +55,9 @@ def print_short(figures: RunFigures) -> None:
         print_line(f"... and {len(ordered) - ROWS} groups with higher means")
     mean = "no reward" if figures.mean is None else f"mean reward {_around(figures.mean, 3)}"
     print_line(
-        f"\n{figures.episodes_n} rollouts of {figures.tasks_n} tasks in {seconds(figures.wall_s)}: {mean}, "
+        f"\n{figures.ran_n} rollouts of {figures.tasks_n} tasks in {seconds(figures.wall_s)}: {mean}, "
         f"{figures.solved_n} tasks solved, {figures.full_n} rollouts with 1, {figures.failed_n} failed"
+        + (f", {figures.stopped_n} more stopped, there being enough" if figures.stopped_n else "")
     )
     if figures.pass_at:
         print_line("pass@k: " + ", ".join(f"{k}: {chance:.3f}" for k, chance in figures.pass_at))
@@ -75,7 +76,7 @@ def _row(figures: GroupFigures) -> Sequence[object]:
     rate = figures.rate
     return (
         figures.group.task_id,
-        len(figures.group.episodes),
+        figures.ran_n,
         number(figures.mean),
         figures.full_n,
         None if rate is None else f"{rate.low:.2f} to {rate.high:.2f}",

@@ -11,7 +11,7 @@ from tests.unit.reward.played import a_task
 from tests.unit.rollout.runs import BEGAN_S, a_run, an_episode, left, write_run
 
 from worldfork.core.errors import ConfigError
-from worldfork.records.episode import Timings
+from worldfork.records.episode import Failure, FailureKind, Timings
 from worldfork.records.trajectory import Step
 from worldfork.rollout.report import episodes as episodes_part
 from worldfork.rollout.report import figures_of, write_report
@@ -115,6 +115,27 @@ def test_figures(tmp_path: Path) -> None:
     assert set(figures.stages) == set(STAGES)
     assert sum(figures.stages.values()) == pytest.approx(sum(3.1 + each for each in (0, 1, 2, 3, 4, 0, 1, 2)))
     assert figures.wall_s == pytest.approx(4 + 7.1)
+
+
+def test_rollouts_that_were_stopped_are_no_failures_and_bias_nothing(tmp_path: Path) -> None:
+    """A group that ends at its first success would show a pass@1 of its own making."""
+    one, two = a_task(task_id="played/one"), a_task(task_id="played/two")
+    enough = Failure(FailureKind.STOPPED, "enough", "the rule held")
+    never = Timings()
+    episodes = [
+        an_episode(one, 0, 0.0),
+        an_episode(one, 1, 1.0),
+        *(an_episode(one, index, None, failure=enough, timings=never, started_s=0.0) for index in (2, 3)),
+        *(an_episode(two, index, reward) for index, reward in enumerate((1.0, 0.0, 0.0, 0.0))),
+    ]
+    figures = figures_of(StoredRun(write_run(tmp_path / "run", episodes)))
+    assert (figures.scored_n, figures.failed_n, figures.stopped_n, figures.failures) == (6, 0, 2, ())
+    assert figures.groups[0].median_s == pytest.approx(3.6)
+    assert figures.pass_at[0] == (1, 0.25)
+    assert figures.wall_s == pytest.approx(3 + 6.1)
+    page = page_of(tmp_path / "run")
+    assert "ended early, 2 not run" in page.text
+    assert "e0-3" not in page.all("id")
 
 
 def test_time_without_a_policy_thinking() -> None:

@@ -68,7 +68,7 @@ def histogram(rewards: Sequence[float]) -> str:
 def rising(points: Sequence[tuple[int, float]]) -> str:
     """Return pass@k against k, k on a scale of doublings."""
     if not points:
-        return empty("no groups with rewards yet")
+        return empty("no group with rewards that was not ended early")
     far = math.log2(max(2, points[-1][0]))
     places = [(_x(math.log2(k) / far, _HALF), _y(chance), k, chance) for k, chance in points]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in places)

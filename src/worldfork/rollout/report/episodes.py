@@ -10,7 +10,7 @@ from worldfork.records.episode import Episode
 from worldfork.records.trajectory import Step, Trajectory
 from worldfork.rollout.recording import bounded
 from worldfork.rollout.report.charts import stacked, strip
-from worldfork.rollout.report.figures import GroupFigures, RunFigures, stages_of
+from worldfork.rollout.report.figures import GroupFigures, RunFigures, stages_of, was_stopped
 from worldfork.rollout.report.text import escaped, number, seconds
 from worldfork.rollout.stored import StoredRun
 
@@ -37,9 +37,10 @@ def episode_sections(run: StoredRun, figures: RunFigures) -> Iterator[str]:
     details = _details(run, figures)
     room = MAX_EPISODES
     for place, group in enumerate(figures.groups):
-        shown = group.group.episodes[:room]
+        ran = [each for each in group.group.episodes if not was_stopped(each)]
+        shown = ran[:room]
         room -= len(shown)
-        yield _group(place, group, [_episode(place, each, details.get(each.key)) for each in shown])
+        yield _group(place, group, [_episode(place, each, details.get(each.key)) for each in shown], len(ran))
 
 
 def _details(run: StoredRun, figures: RunFigures) -> dict[tuple[str, str, int], str]:
@@ -48,7 +49,7 @@ def _details(run: StoredRun, figures: RunFigures) -> dict[tuple[str, str, int], 
     ranked = [_by_worth(group.group.episodes) for group in figures.groups]
     for row in itertools.zip_longest(*ranked):
         for episode in row:
-            if episode is None:
+            if episode is None or was_stopped(episode):
                 continue
             text = _detail(run, episode)
             if len(text) > room:
@@ -66,15 +67,17 @@ def _by_worth(episodes: Sequence[Episode]) -> list[Episode]:
     return ends + [each for each in episodes if each.key not in keys]
 
 
-def _group(place: int, figures: GroupFigures, episodes: Sequence[str]) -> str:
+def _group(place: int, figures: GroupFigures, episodes: Sequence[str], ran: int) -> str:
     group = figures.group
     marks = [f'<span class="soft">mean {number(figures.mean)}</span>']
-    marks.append(f'<span class="soft">{figures.full_n} of {len(group.episodes)} with 1</span>')
+    marks.append(f'<span class="soft">{figures.full_n} of {ran} with 1</span>')
     if figures.failed_n:
         marks.append(f'<span class="mark bad">{figures.failed_n} failed</span>')
+    if figures.stopped_n:
+        marks.append(f'<span class="mark">ended early, {figures.stopped_n} not run</span>')
     if figures.constant and len(figures.scored) > 1:
         marks.append('<span class="mark">no variance</span>')
-    missing = len(group.episodes) - len(episodes)
+    missing = ran - len(episodes)
     rest = f'<p class="empty">{missing} more episodes are in the run, not on this page</p>' if missing else ""
     return (
         f'<details id="g{place}"><summary><b>{escaped(group.task_id)}</b>'

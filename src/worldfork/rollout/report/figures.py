@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from worldfork.records.episode import Episode
+from worldfork.records.episode import Episode, FailureKind
 from worldfork.reward.advantages import pass_at_k
 from worldfork.rollout.stored import StoredGroup, StoredRun
 
@@ -40,13 +40,20 @@ class GroupFigures:
     full_n: int
     """How many rewards are 1."""
     failed_n: int
-    """Rollouts without a reward."""
+    """Rollouts without a reward; those that were stopped are none of them."""
+    stopped_n: int
+    """Rollouts that were not run, or given up, because there was enough."""
     rate: Interval | None
     """Of rollouts with the reward 1 among the scored ones, by Wilson's interval; None where nothing is scored."""
     stages: Mapping[str, float]
     """Seconds by stage, all rollouts together."""
     median_s: float
     """Of whole rollouts."""
+
+    @property
+    def ran_n(self) -> int:
+        """Rollouts that were run to their end."""
+        return len(self.scored) + self.failed_n
 
     @property
     def mean(self) -> float | None:
@@ -68,6 +75,7 @@ class RunFigures:
     scored_n: int
     full_n: int
     failed_n: int
+    stopped_n: int
     tasks_n: int
     solved_n: int
     """Tasks of which at least one rollout has the reward 1."""
@@ -91,10 +99,16 @@ class RunFigures:
     """How the policies' turns ended, most frequent first."""
     retried_n: int
     pass_at: tuple[tuple[int, float], ...]
-    """(k, estimated chance that one of k rollouts of a task has the reward 1), over the groups with k scored ones."""
+    """(k, estimated chance that one of k rollouts of a task has the reward 1), over the groups with k scored ones
+    that were not ended early: one that ends at its first success tells nothing of k others."""
     over_time: tuple[tuple[float, float], ...]
     """(seconds since the start at which a rollout ended, its reward), in that order."""
     groups: tuple[GroupFigures, ...]
+
+    @property
+    def ran_n(self) -> int:
+        """Rollouts that were run to their end."""
+        return self.scored_n + self.failed_n
 
 
 def figures_of(run: StoredRun) -> RunFigures:
@@ -106,15 +120,18 @@ def figures_of(run: StoredRun) -> RunFigures:
     episodes = run.episodes
     groups = tuple(_group(group) for group in run.groups)
     scored = [each.reward for each in episodes if each.reward is not None]
-    began_s = min((each.started_s for each in episodes), default=0.0)
-    wall_s = max((each.started_s + each.timings.total_s for each in episodes), default=0.0) - began_s
+    # One that was never begun has no start.
+    ran = [each for each in episodes if not was_stopped(each)]
+    began_s = min((each.started_s for each in ran), default=0.0)
+    wall_s = max((each.started_s + each.timings.total_s for each in ran), default=0.0) - began_s
     solved = {each.task_hash for each in episodes if each.reward == 1.0}
     return RunFigures(
         run_id=run.run_id,
         episodes_n=len(episodes),
         scored_n=len(scored),
         full_n=scored.count(1.0),
-        failed_n=len(episodes) - len(scored),
+        failed_n=sum(each.failed_n for each in groups),
+        stopped_n=sum(each.stopped_n for each in groups),
         tasks_n=len({each.task_hash for each in episodes}),
         solved_n=len(solved),
         policies=tuple(sorted({each.policy_id for each in episodes})),
@@ -126,7 +143,7 @@ def figures_of(run: StoredRun) -> RunFigures:
         parallel=sum(each.timings.total_s for each in episodes) / wall_s if wall_s > 0 else None,
         stages=_added(each.stages for each in groups),
         failures=_failures(episodes),
-        ends=tuple(Counter(each.policy_end for each in episodes).most_common()),
+        ends=tuple(Counter(each.policy_end for each in episodes if not was_stopped(each)).most_common()),
         retried_n=sum(each.attempt > 1 for each in episodes),
         pass_at=tuple(_pass_at(groups)),
         over_time=tuple(_over_time(episodes, began_s)),
@@ -142,6 +159,11 @@ def wilson(hits: int, count: int) -> Interval | None:
     middle = (share + square / (2 * count)) / (1 + square / count)
     half = _Z * math.sqrt(share * (1 - share) / count + square / (4 * count * count)) / (1 + square / count)
     return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
+
+
+def was_stopped(episode: Episode) -> bool:
+    """Tell whether a rollout was not run to its end because there was enough, or no time."""
+    return episode.failure is not None and episode.failure.kind is FailureKind.STOPPED
 
 
 def stages_of(episode: Episode) -> dict[str, float]:
@@ -163,14 +185,16 @@ def stages_of(episode: Episode) -> dict[str, float]:
 
 def _group(group: StoredGroup) -> GroupFigures:
     scored = tuple(reward for reward in group.rewards if reward is not None)
+    ran = [each for each in group.episodes if not was_stopped(each)]
     return GroupFigures(
         group=group,
         scored=scored,
         full_n=scored.count(1.0),
-        failed_n=len(group.episodes) - len(scored),
+        failed_n=len(ran) - len(scored),
+        stopped_n=len(group.episodes) - len(ran),
         rate=wilson(scored.count(1.0), len(scored)),
         stages=_added(stages_of(each) for each in group.episodes),
-        median_s=statistics.median(each.timings.total_s for each in group.episodes),
+        median_s=statistics.median(each.timings.total_s for each in ran) if ran else 0.0,
     )
 
 
@@ -193,6 +217,7 @@ def _mean(means: Sequence[float], scored: Sequence[float]) -> Interval | None:
 
 
 def _pass_at(groups: Sequence[GroupFigures]) -> list[tuple[int, float]]:
+    groups = [each for each in groups if not each.stopped_n]
     most = max((len(each.scored) for each in groups), default=0)
     found = []
     k = 1
@@ -212,7 +237,7 @@ def _over_time(episodes: Sequence[Episode], began_s: float) -> list[tuple[float,
 def _failures(episodes: Sequence[Episode]) -> tuple[tuple[str, int, tuple[Episode, ...]], ...]:
     by_kind: dict[str, list[Episode]] = {}
     for episode in episodes:
-        if episode.failure is not None:
+        if episode.failure is not None and not was_stopped(episode):
             by_kind.setdefault(episode.failure.kind.value, []).append(episode)
     ordered = sorted(by_kind.items(), key=lambda each: (-len(each[1]), each[0]))
     return tuple((kind, len(found), tuple(found[:MAX_EXAMPLES])) for kind, found in ordered)

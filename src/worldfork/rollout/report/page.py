@@ -90,7 +90,7 @@ def _header(figures: RunFigures) -> str:
             f"{figures.full_n} of {figures.scored_n} scored; {_between(figures.rate)}",
         ),
         ("tasks solved", f"{figures.solved_n} of {figures.tasks_n}", "by at least one rollout"),
-        ("failed", str(figures.failed_n), f"of {figures.episodes_n}: no reward, left out of every figure"),
+        ("failed", str(figures.failed_n), _of_all(figures)),
         ("wall time", seconds(figures.wall_s), f"{number(figures.parallel, 1)} rollouts at a time"),
     ]
     shown = "".join(
@@ -101,7 +101,7 @@ def _header(figures: RunFigures) -> str:
               ("episodes", "Episodes"))  # fmt: skip
     links = "".join(f'<a href="#{place}">{words}</a>' for place, words in places)
     return (
-        f"<header><h1>{figures.episodes_n} rollouts of {figures.tasks_n} tasks</h1>"
+        f"<header><h1>{figures.ran_n} rollouts of {figures.tasks_n} tasks</h1>"
         f"<p>{escaped(policies)} · {escaped(figures.run_id)} · began {began}</p><nav>{links}</nav></header>"
         f'<div class="tiles">{shown}</div>'
     )
@@ -139,7 +139,7 @@ def _group_row(place: int, figures: GroupFigures) -> str:
     title = f' title="{_between(rate)}"' if rate else ""
     return (
         f'<tr><td><a href="#g{place}">{escaped(figures.group.task_id)}</a></td>'
-        f'<td class="number">{len(figures.group.episodes)}</td><td class="number">{number(figures.mean)}</td>'
+        f'<td class="number">{figures.ran_n}</td><td class="number">{number(figures.mean)}</td>'
         f"<td>{charts.strip(figures.group.rewards, *band)}</td>"
         f'<td class="number"{title}>{_percent(rate)}</td><td class="number">{figures.failed_n or ""}</td></tr>'
     )
@@ -203,6 +203,11 @@ def _slowest(groups: Sequence[GroupFigures]) -> str:
         '<div class="card wide"><h3>Slowest tasks</h3><table><thead><tr><th>task</th><th class="number">median rollout'
         f'</th><th class="rewards">where it went</th></tr></thead><tbody>{rows}</tbody></table></div>'
     )
+
+
+def _of_all(figures: RunFigures) -> str:
+    stopped = f"; {figures.stopped_n} more were stopped, there being enough" if figures.stopped_n else ""
+    return f"of {figures.ran_n}: no reward, left out of every figure{stopped}"
 
 
 def _percent(share: Interval | None) -> str:
