@@ -16,6 +16,7 @@ from worldfork.cli import (
     export_episodes,
     keeping,
     lineage,
+    promote,
     regrade,
     report,
     rollouts,
@@ -79,6 +80,7 @@ app.command()(rollouts.rollout)
 app.add_typer(tasks.tasks, name="tasks")
 app.command()(regrade.regrade)
 app.command()(report.report)
+app.command()(promote.promote)
 app.command()(export_episodes.export_episodes)
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     upkeep.bench
