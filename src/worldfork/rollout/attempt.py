@@ -178,9 +178,11 @@ class Attempt:
                 grade = await (verifier.grade_nothing(case) if self.edits is None else verifier.grade(case))
                 self.grade = checked_grade(grade, verifier)
         if self.grade is not None:
+            # Whatever else the stage took was for learning how to grade.
+            waited_s = (self._timings.grade_s or 0.0) - self.grade.grade_s
             self._timings = replace(
                 self._timings,
-                calibrate_s=self.grade.calibrate_s,
+                calibrate_s=max(self.grade.calibrate_s, waited_s),
                 grade_s=self.grade.grade_s,
                 grade_cpu_s=self.grade.cpu_s,
             )

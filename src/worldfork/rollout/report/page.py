@@ -29,7 +29,7 @@ _STAGE_WORDS = {
     "calibrate": "waiting for calibration",
     "grade": "grading",
     "clean_up": "clean-up",
-    "other": "the rest",
+    "other": "waiting for a place, and the rest",
 }
 
 
@@ -114,7 +114,9 @@ def _rewards(figures: RunFigures) -> str:
         "of the last tenth. Intervals on this page hold 95 %.</p>"
         f'<div class="card">{charts.over_time(figures.over_time, figures.wall_s)}</div><div class="two">'
         f'<div class="card"><h3>How often each reward</h3>{charts.histogram(scored)}</div>'
-        f'<div class="card"><h3>Solved by one of k rollouts (pass@k)</h3>{charts.rising(figures.pass_at)}</div></div>'
+        f'<div class="card"><h3>Solved by one of k rollouts (pass@k)</h3>{charts.rising(figures.pass_at)}'
+        '<p class="soft">For groups that ran in full: a rule that ends them at a success makes it too high.</p>'
+        "</div></div>"
     )
 
 
