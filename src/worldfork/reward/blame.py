@@ -67,6 +67,8 @@ class Looks:
         self._crowded = 0
         self.waited_s = 0.0
         """The longest time that a process was seen to have waited for a CPU."""
+        self.gone = False
+        """Whether the sandbox could not be asked; it is the code under test that runs there."""
 
     async def look(self, sandbox: AsyncSandbox) -> int:
         """Look once; return how many processes want a CPU.
@@ -93,6 +95,8 @@ class Looks:
 
     def busy(self, wall_s: float) -> bool:
         """Tell whether the sandbox itself took the CPU that something in it lacked."""
+        if self.gone:
+            return True
         used_s = sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")
         return used_s >= STARVED_SHARE * wall_s or (self._looks > 0 and self._crowded >= CROWDED_SHARE * self._looks)
 
@@ -125,22 +129,31 @@ def is_starved(result: CommandResult, waited_s: float) -> bool:
 
 
 async def _watch(sandbox: AsyncSandbox, wall_s: float, looks: Looks) -> float:
+    await look_until(sandbox, wall_s, looks)
+    return 0.0 if looks.busy(wall_s) else looks.waited_s
+
+
+async def look_until(sandbox: AsyncSandbox, wall_s: float, looks: Looks) -> None:
+    """Look at a sandbox at random instants, and last at the end of some time. One that cannot be asked counts as busy.
+
+    Args:
+        sandbox: where something runs.
+        wall_s: the time.
+        looks: gets what is seen.
+    """
     clock = SystemClock()
     ends_s = clock.monotonic_s() + wall_s
     mean_s = max(_LOOK_S, wall_s / _MOST_LOOKS)
-    with contextlib.suppress(SandboxError):
+    try:
         while (left_s := ends_s - clock.monotonic_s()) > 0:
             await clock.sleep_s(min(left_s, max(_SHORTEST_S, random.expovariate(1 / mean_s))))
             await looks.look(sandbox)
-        return 0.0 if looks.busy(wall_s) else looks.waited_s
-    # A sandbox that cannot be asked is taken for busy: it is the code under test that runs there.
-    return 0.0
+    except SandboxError:
+        looks.gone = True
 
 
 async def is_busy(sandbox: AsyncSandbox, wall_s: float, looks: Looks | None = None) -> bool:
     """Tell whether a sandbox itself took the CPU that its tests lacked: half of some time, or what runs in it now.
-
-    A sandbox that cannot be asked is taken for busy: it is the code under test that runs there.
 
     Args:
         sandbox: where tests ran.
