@@ -18,6 +18,8 @@ from worldfork.reward.split.verifier import SplitVerifier
 from worldfork.reward.verifier import Case, Grade, Start
 from worldfork.rollout.starts import StartingStates
 
+pytestmark = pytest.mark.filterwarnings("ignore:no cgroup of this host:RuntimeWarning")
+
 TESTS = """
 import pytest
 

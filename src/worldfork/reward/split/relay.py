@@ -148,8 +148,6 @@ class Relay:
         self.lines: list[bytes] = []
         self._lines_bytes = 0
         self.shapes: dict[str, list[str]] = {}
-        self.starved = False
-        """A test's wall limit struck while the candidate waited for a CPU."""
 
     async def run(self) -> None:
         """Serve the tests' process until it has ended.
@@ -241,8 +239,8 @@ class Relay:
         self._next_look_s = now_s + min(_LATER_LOOKS_S, max(_FIRST_LOOK_S, self._test_cpu_s - cpu_s))
         if cpu_s >= self._test_cpu_s:
             return f"the candidate used more than {self._test_cpu_s:g} s of CPU time"
-        if wall_s >= WALL_FACTOR * self._test_cpu_s:
-            self.starved |= use.is_starved(self._before, wall_s)
+        if wall_s >= WALL_FACTOR * self._test_cpu_s and not use.is_starved(self._before, wall_s):
+            # One that had no CPU goes on to its limit in CPU seconds, or to the wall limit of the whole grading.
             return f"the candidate did not answer within {wall_s:.0f} s"
         return ""
 

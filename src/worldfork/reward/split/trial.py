@@ -47,7 +47,7 @@ class SplitTrial:
     """Of both sides."""
     wall_s: float
     starved: bool
-    """A wall limit struck while one side waited for a CPU."""
+    """The wall limit struck while those who had the turn waited for a CPU."""
     test_wall_s: float | None = None
     shapes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -139,7 +139,7 @@ class _Run:
             late.cancel()
         if end == Reason.OOM_KILLED.value:
             await check_host(self._tests)
-        starved = self._relay.starved or (end == Reason.TIMED_OUT.value and _found_starved(late))
+        starved = end == Reason.TIMED_OUT.value and _found_starved(late)
         return self._trial(end, cpu_s, self._clock.monotonic_s() - began_s, starved)
 
     def _trial(self, end: str, cpu_s: float, wall_s: float, starved: bool) -> SplitTrial:
