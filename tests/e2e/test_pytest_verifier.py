@@ -18,6 +18,9 @@ from worldfork.reward.pytest_verifier import PytestVerifier
 from worldfork.reward.verifier import Case, Grade
 from worldfork.rollout.starts import StartingStates
 
+# The first one builds a world.
+pytestmark = pytest.mark.timeout(300)
+
 TESTS = """
 import sys
 
