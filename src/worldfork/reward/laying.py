@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 from worldfork.core.errors import PathError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.edits import Edits
 from worldfork.records.task import Task
 from worldfork.reward.places import inside_task
+from worldfork.sandbox.transfer import work
 
 _GONE = (errno.ENOENT, errno.ENOTDIR)
 
@@ -24,12 +26,12 @@ async def lay_edits(sandbox: AsyncSandbox, edits: Edits) -> None:
     Raises:
         SandboxError: the fork could not be written to.
     """
-    await _remove(sandbox, edits.removed)
-    for path, file in edits.files.items():
-        inside = inside_task(path)
-        # Where the starting state has a link, the file takes its place instead of going where it leads.
-        await _remove(sandbox, [path])
-        await sandbox.write_file(inside, file.content, mode=0o755 if file.executable else 0o644)
+    ground = _Ground(sandbox)
+    for path in edits.removed:
+        await ground.remove(path)
+    await ground.put_all({
+        path: (file.content, 0o755 if file.executable else 0o644) for path, file in edits.files.items()
+    })  # fmt: skip
 
 
 async def lay_tests(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes]) -> None:
@@ -43,19 +45,74 @@ async def lay_tests(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes
     Raises:
         SandboxError: the fork could not be written to.
     """
-    await _remove(sandbox, task.test_roots)
-    for path, content in tests.items():
-        if path in task.test_roots:
-            await sandbox.write_file(inside_task(path), content)
-            continue
-        await _remove(sandbox, [path])
-        await sandbox.write_file(inside_task(path), content)
+    ground = _Ground(sandbox)
+    for path in task.test_roots:
+        await ground.remove(path)
+    await ground.put_all({path: (content, 0o644) for path, content in tests.items()})
 
 
-async def _remove(sandbox: AsyncSandbox, paths: Iterable[str]) -> None:
-    for path in paths:
+class _Ground:
+    """The task's directory of one fork. No link in it is followed: what stands in a file's way gives way to it."""
+
+    def __init__(self, sandbox: AsyncSandbox) -> None:
+        self._sandbox = sandbox
+        self._directories: set[str] = set()
+        """Known to be such, and no links."""
+
+    async def put_all(self, files: Mapping[str, tuple[bytes, int]]) -> None:
+        """Write files, each a content and a mode; some at a time."""
+        for path in files:
+            await self._clear(path)
+        await work([partial(self._put, path, *file) for path, file in files.items()])
+
+    async def _put(self, path: str, content: bytes, mode: int) -> None:
+        await self._delete(path)
+        await self._sandbox.write_file(inside_task(path), content, mode=mode)
+
+    async def remove(self, path: str) -> None:
+        """Remove whatever is at a path."""
+        if await self._is_reached(path):
+            await self._delete(path)
+        self._directories = {each for each in self._directories if not f"{each}/".startswith(f"{path}/")}
+
+    async def _clear(self, path: str) -> None:
+        for parent in _parents(path):
+            if parent in self._directories:
+                continue
+            kind = await self._kind(parent)
+            if kind == "d":
+                self._directories.add(parent)
+                continue
+            if kind:
+                await self._delete(parent)
+            return
+
+    async def _is_reached(self, path: str) -> bool:
+        """Whether all that is above a path are directories."""
+        for parent in _parents(path):
+            if parent not in self._directories:
+                if await self._kind(parent) != "d":
+                    return False
+                self._directories.add(parent)
+        return True
+
+    async def _kind(self, path: str) -> str:
         try:
-            await sandbox.delete_file(inside_task(path), recursive=True)
+            return (await self._sandbox.stat_file(inside_task(path), follow_links=False)).kind
         except PathError as error:
             if error.errno not in _GONE:
                 raise
+            return ""
+
+    async def _delete(self, path: str) -> None:
+        try:
+            await self._sandbox.delete_file(inside_task(path), recursive=True)
+        except PathError as error:
+            if error.errno not in _GONE:
+                raise
+
+
+def _parents(path: str) -> list[str]:
+    """Return what is above a path within the task's directory, the uppermost first."""
+    names = path.split("/")
+    return ["/".join(names[:depth]) for depth in range(1, len(names))]
