@@ -8,15 +8,15 @@ import json
 import math
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from worldfork.core.clock import Clock
-from worldfork.core.errors import OutOfSpace, PathError, SandboxDied, SandboxError
+from worldfork.core.errors import OutOfSpace, SandboxDied, SandboxError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.reward.arguments import WALL_FACTOR
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.split.frames import VALUE_MODULES, Frame, FrameStream, new_token, program_argument, program_input
+from worldfork.reward.split.use import Use, sandbox_use
 from worldfork.reward.split.values import FROM_TESTS_ONLY, Malformed, scan
 from worldfork.sandbox.command import Reason
 
@@ -30,9 +30,6 @@ MAX_REPORT_BYTES = 16 << 20
 _FIRST_LOOK_S = 0.25
 _LATER_LOOKS_S = 1.0
 _SHORT_S = 0.25
-_STARVED_SHARE = 0.5
-_TICKS_PER_S = 100
-"""The kernel's unit in /proc/PID/stat, on every architecture."""
 
 
 class CandidateFailed(Exception):
@@ -243,50 +240,6 @@ class Relay:
             # One that had no CPU goes on to its limit in CPU seconds, or to the wall limit of the whole grading.
             return f"the candidate did not answer within {wall_s:.0f} s"
         return ""
-
-
-@dataclass(frozen=True)
-class Use:
-    """How a process and its sandbox have used the CPU so far."""
-
-    cpu_s: float = 0.0
-    """Of the process, and of its children that it waited for."""
-    waited_s: float = 0.0
-    """How long the process was ready to run and had no CPU."""
-    all_cpu_s: float = 0.0
-    """Of everything in its sandbox."""
-    crowded: bool = False
-    """Whether other processes in the sandbox want a CPU."""
-
-    def is_starved(self, before: Use, wall_s: float) -> bool:
-        """Whether the process had no CPU for the most part of `wall_s`, and its own sandbox took none from it."""
-        waited_s, all_cpu_s = self.waited_s - before.waited_s, self.all_cpu_s - before.all_cpu_s
-        return waited_s >= _STARVED_SHARE * wall_s > all_cpu_s and not self.crowded
-
-
-async def sandbox_use(sandbox: AsyncSandbox, pid: int) -> Use:
-    """Ask a sandbox's kernel how the CPU was used.
-
-    Raises:
-        SandboxDied: it is gone.
-    """
-    found: dict[int, list[bytes]] = {}
-    for entry in (await sandbox.list_directory("/proc")).entries:
-        if entry.name.isdigit():
-            with contextlib.suppress(PathError):
-                stat = await sandbox.read_file(f"/proc/{entry.name}/stat", max_bytes=4096)
-                found[int(entry.name)] = stat.rpartition(b")")[2].split()
-    waits = b""
-    with contextlib.suppress(PathError):
-        # The kernel's sched-stats: on a CPU, ready without one, turns.
-        waits = await sandbox.read_file(f"/proc/{pid}/schedstat", max_bytes=4096)
-    used_s = {each: sum(map(int, fields[11:15])) / _TICKS_PER_S for each, fields in found.items()}
-    return Use(
-        cpu_s=used_s.get(pid, 0.0),
-        waited_s=int(waits.split()[1]) / 1e9 if waits else 0.0,
-        all_cpu_s=sum(used_s.values()),
-        crowded=any(fields[0] == b"R" for each, fields in found.items() if each not in (1, pid)),
-    )
 
 
 def read_shapes(lines: list[bytes]) -> tuple[dict[str, list[str]], list[str]]:

@@ -28,7 +28,7 @@ _MAX_ARGUMENT_VALUES = 4_000_000
 """More than in answers: arguments are the tests' own."""
 
 
-class Runtime:
+class Stubs:
     """The one stream to the host, and what is known of the modules under test."""
 
     def __init__(self) -> None:
@@ -349,4 +349,4 @@ _LIBRARY_KINDS = (
     type,
 )
 _LIBRARIES = sys.stdlib_module_names
-RUNTIME = Runtime()
+STUBS = Stubs()

@@ -24,17 +24,17 @@ class SplitReporter(Reporter):
     def pytest_collectreport(self, report: Any) -> None:
         """Say why a module could not be loaded."""
         if report.failed:
-            stubs.RUNTIME.note(str(report.longrepr)[-300:])
+            stubs.STUBS.note(str(report.longrepr)[-300:])
 
     def pytest_runtest_logstart(self, nodeid: str, location: object) -> None:
         """Start the candidate's clock too."""
-        stubs.RUNTIME.spoiled = ""
+        stubs.STUBS.spoiled = ""
         self.stream.send(b"B", b"")
         super().pytest_runtest_logstart(nodeid, location)
 
     def pytest_runtest_logfinish(self, nodeid: str, location: object) -> None:
         """Fail a test that hid how its candidate ended."""
-        if stubs.RUNTIME.spoiled:
+        if stubs.STUBS.spoiled:
             self.phases["call"] = "failed"
         super().pytest_runtest_logfinish(nodeid, location)
 
@@ -49,15 +49,15 @@ def main() -> NoReturn:
 
     os.chdir(sys.argv[2])
     stream = Stream(source, sink)
-    stubs.RUNTIME.open(stream, json.loads(PLAN), pytest.fail.Exception)
-    sys.modules["_worldfork_split"] = stubs.RUNTIME  # type: ignore[assignment]
+    stubs.STUBS.open(stream, json.loads(PLAN), pytest.fail.Exception)
+    sys.modules["_worldfork_split"] = stubs.STUBS  # type: ignore[assignment]
     reporter = SplitReporter(-1, float(sys.argv[1]))
     reporter.stream = stream
     reporter.paths = [each for each in sys.argv[3].split(os.pathsep) if each]
     pytest.hookimpl(hookwrapper=True, tryfirst=True)(Reporter.pytest_load_initial_conftests)
     reporter.say(ready=1, python=sys.version.split()[0], pytest=pytest.__version__)
     code = pytest.main(sys.argv[4:], plugins=[reporter])
-    seen = {place: sorted(names) for place, names in stubs.RUNTIME.seen.items()}
-    reporter.say(finished=int(code), shapes=seen, notes=stubs.RUNTIME.notes)
+    seen = {place: sorted(names) for place, names in stubs.STUBS.seen.items()}
+    reporter.say(finished=int(code), shapes=seen, notes=stubs.STUBS.notes)
     sys.stderr.flush()
     os._exit(0)

@@ -24,7 +24,8 @@ from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.report import Report, read_report
 from worldfork.reward.reporter import waited_s as waited_here_s
 from worldfork.reward.split.frames import VALUE_MODULES, FrameStream, program_argument, program_input
-from worldfork.reward.split.relay import Candidate, Relay, Use, read_shapes, sandbox_use
+from worldfork.reward.split.relay import Candidate, Relay, read_shapes
+from worldfork.reward.split.use import Use, sandbox_use
 from worldfork.reward.split.values import Malformed
 from worldfork.reward.trial import Trial
 from worldfork.sandbox.command import Reason

@@ -1,0 +1,57 @@
+"""How the CPU was used in a sandbox: whether a process that is late had one."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+from worldfork.core.errors import PathError
+from worldfork.lineage.asynchronous import AsyncSandbox
+
+_STARVED_SHARE = 0.5
+_TICKS_PER_S = 100
+"""The kernel's unit in /proc/PID/stat, on every architecture."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """How a process and its sandbox have used the CPU so far."""
+
+    cpu_s: float = 0.0
+    """Of the process, and of its children that it waited for."""
+    waited_s: float = 0.0
+    """How long the process was ready to run and had no CPU."""
+    all_cpu_s: float = 0.0
+    """Of everything in its sandbox."""
+    crowded: bool = False
+    """Whether other processes in the sandbox want a CPU."""
+
+    def is_starved(self, before: Use, wall_s: float) -> bool:
+        """Whether the process had no CPU for the most part of `wall_s`, and its own sandbox took none from it."""
+        waited_s, all_cpu_s = self.waited_s - before.waited_s, self.all_cpu_s - before.all_cpu_s
+        return waited_s >= _STARVED_SHARE * wall_s > all_cpu_s and not self.crowded
+
+
+async def sandbox_use(sandbox: AsyncSandbox, pid: int) -> Use:
+    """Ask a sandbox's kernel how the CPU was used.
+
+    Raises:
+        SandboxDied: it is gone.
+    """
+    found: dict[int, list[bytes]] = {}
+    for entry in (await sandbox.list_directory("/proc")).entries:
+        if entry.name.isdigit():
+            with contextlib.suppress(PathError):
+                stat = await sandbox.read_file(f"/proc/{entry.name}/stat", max_bytes=4096)
+                found[int(entry.name)] = stat.rpartition(b")")[2].split()
+    waits = b""
+    with contextlib.suppress(PathError):
+        # The kernel's sched-stats: on a CPU, ready without one, turns.
+        waits = await sandbox.read_file(f"/proc/{pid}/schedstat", max_bytes=4096)
+    used_s = {each: sum(map(int, fields[11:15])) / _TICKS_PER_S for each, fields in found.items()}
+    return Use(
+        cpu_s=used_s.get(pid, 0.0),
+        waited_s=int(waits.split()[1]) / 1e9 if waits else 0.0,
+        all_cpu_s=sum(used_s.values()),
+        crowded=any(fields[0] == b"R" for each, fields in found.items() if each not in (1, pid)),
+    )
