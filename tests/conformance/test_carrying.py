@@ -155,3 +155,28 @@ def test_tests_replace_what_was_planted() -> None:
 
     line = "mkdir -p tests/deep; touch tests/deep/conftest.py tests/test_x.py conftest.py"
     carried(a_task(("**",)), line, then=look)
+
+
+def test_what_stands_in_the_way_gives_way_and_no_link_is_followed() -> None:
+    edits = Edits({
+        "here.py/x.py": EditedFile(b"1"),
+        "link/x.py": EditedFile(b"2"),
+        "dir": EditedFile(b"3"),
+        "dir.d/deep/er/x.py": EditedFile(b"4"),
+        "dir.d/deep/er/y.py": EditedFile(b"4"),
+    }, ("link/gone", "a.py/gone"))  # fmt: skip
+    task = Task("t", "", hidden_tests={"test_x.py": ""}, test_roots=("link2/roots",))
+    made = "mkdir -p other dir/in; touch other/gone other/roots here.py; ln -s other link; ln -s other link2"
+
+    async def run() -> None:
+        async with await AsyncSandbox.create(network="none") as box:
+            await box.sh(made + "; ln -s other tests; touch a.py", check=True)
+            await lay_edits(box, edits)
+            await lay_tests(box, task, {"tests/test_x.py": b"5", "a.py/test_y.py": b"6"})
+            seen = await box.sh("find . -type f | sort | xargs grep -H . ; find . -type l; ls other", check=True)
+        assert seen.stdout.split() == [
+            "./a.py/test_y.py:6", "./dir:3", "./dir.d/deep/er/x.py:4", "./dir.d/deep/er/y.py:4", "./here.py/x.py:1",
+            "./link/x.py:2", "./tests/test_x.py:5", "./link2", "gone", "roots",
+        ]  # fmt: skip
+
+    asyncio.run(run())
