@@ -9,7 +9,7 @@ from worldfork.rollout.policies.ends import NopPolicy, ReferencePolicy
 from worldfork.rollout.policies.mutating import MutatePolicy
 from worldfork.rollout.turn import Agent as Policy
 
-POLICY_NAMES = "nop, reference, mutate, mutate:SEED, candidates:DIRECTORY, command:LINE or host:LINE"
+POLICY_NAMES = "nop, reference, mutate, mutate:SEED, candidates:DIR, command:LINE or host:LINE"
 
 
 def policy_named(text: str) -> Policy:
