@@ -99,6 +99,13 @@ class Place:
         """
         return call()
 
+    def is_full(self) -> bool:
+        """Whether the disk that sandboxes write to has less room left than the host's reserve, or none for files."""
+        status = os.statvfs(self.home.run)
+        return status.f_bavail * status.f_frsize < self.settings.reserve_bytes or (
+            status.f_files > 0 and status.f_favail == 0
+        )
+
     def stock(self) -> None:
         """Begin the next start beforehand, while a sandbox is ending and this process waits for the kernel."""
         if not self._closing:

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 
 from worldfork.core.errors import CommandError, OutOfSpace, PathError, SandboxDied, WorldforkError
 from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.lineage.place import place
 from worldfork.records.death import DeathCause
 from worldfork.records.episode import Failure, FailureKind
 
 MAX_MESSAGE_CHARACTERS = 2000
 
-_HOST_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE})
-"""A sandbox's own disk limit is an `OutOfSpace`; these from a file operation are the host's trouble."""
+_HOST_ERRNOS = frozenset({errno.EIO, errno.EMFILE, errno.ENFILE})
+"""From a file operation inside, these are the host's trouble. A file system that cannot be written is not: there are
+such in every sandbox."""
 _FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 _DEATHS = {
@@ -74,7 +76,9 @@ async def blame(sandbox: AsyncSandbox, error: Exception, stage: FailureKind) -> 
         kind = _DEATHS.get(death.cause)
         return None if kind is None else Failure(kind, SandboxDied.code, death.detail[:MAX_MESSAGE_CHARACTERS])
     if isinstance(error, PathError):
-        return failure_of(stage, error) if error.errno in _HOST_ERRNOS else None
+        # A file system in memory, of which each sandbox has some, is filled by who is in it.
+        ours = error.errno in _HOST_ERRNOS or (error.errno in _FULL_ERRNOS and place().is_full())
+        return failure_of(stage, error) if ours else None
     if isinstance(error, CommandError):
         return None
     return failure_of(FailureKind.LOST if isinstance(error, SandboxDied) else stage, error)
