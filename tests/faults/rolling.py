@@ -54,8 +54,9 @@ class Forked:
             await lay_edits(box, case.edits)
             if self._meddle is not None:
                 await self._meddle(case, box)
-            found = await box.read_file(ANSWER)
-        return Grade(1.0 if found == RIGHT.encode() else 0.0, sandbox_id=box.sandbox_id)
+            # A removed answer is a wrong one.
+            found = await box.run("cat", [ANSWER], timeout=10)
+        return Grade(1.0 if found.stdout == RIGHT else 0.0, sandbox_id=box.sandbox_id)
 
     async def grade_nothing(self, case: Case) -> Grade:
         return Grade(0.0)

@@ -25,7 +25,7 @@ from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.episode import Episode, FailureKind
 from worldfork.records.task_limits import TaskLimits
 from worldfork.reward.verifier import Grade
-from worldfork.rollout import attempt
+from worldfork.rollout import attempt, faults
 from worldfork.rollout.attempt import Setting, Which
 from worldfork.rollout.rollout import run_rollout
 
@@ -125,7 +125,6 @@ def test_the_end_is_kept_where_that_is_asked_and_earned(carrying: Carrying) -> N
         (TimeoutError("its own"), FailureKind.POLICY, "TimeoutError"),
         (asyncio.CancelledError(), FailureKind.POLICY, "RuntimeError"),
         (OutOfSpace("full", scope="host"), FailureKind.SPACE, "out_of_space"),
-        (PathError("full", path="/a", errno=errno.ENOSPC), FailureKind.SPACE, "path"),
         (PathError("broken", path="/a", errno=errno.EIO), FailureKind.POLICY, "path"),
         (ConfigError("defect"), FailureKind.POLICY, "config"),
         (MemoryError(), FailureKind.MEMORY, "MemoryError"),
@@ -146,6 +145,18 @@ def test_what_a_policy_meets_in_its_sandbox_ends_its_turn(error: Exception) -> N
     episode = run(Acting(error))
     assert episode.reward == 0.5
     assert episode.policy_end == error.code  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("full", "kind"), [(True, FailureKind.SPACE), (False, None)])
+def test_a_full_file_system_is_the_hosts_where_its_disk_is_full(
+    full: bool, kind: FailureKind | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Here:
+        def is_full(self) -> bool:
+            return full
+
+    monkeypatch.setattr(faults, "place", Here)
+    assert kind_of(run(Acting(PathError("full", path="/a", errno=errno.ENOSPC)))) is kind
 
 
 def test_a_turn_that_lasts_too_long_is_graded() -> None:

@@ -1,0 +1,213 @@
+"""Open rollouts: graded once whoever asks, from any thread and process, closed twice, ended by their lease."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.rolling import RIGHT, Forked, a_task, states
+
+from worldfork.core.errors import ConfigError, NotFound, SandboxDied
+from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.lineage.door import through
+from worldfork.records.episode import FailureKind
+from worldfork.reward.verifier import Case, Grade
+from worldfork.rollout.opened import AsyncRollout, Rollout, open_rollout
+from worldfork.rollout.starts import StartingStates
+
+ROOT = Path(__file__).resolve().parents[2]
+SOLVE = f"printf '{RIGHT.strip()}\\n' > answer.txt"
+
+
+@pytest.fixture
+def starts(home: Path) -> StartingStates:
+    return through(states())
+
+
+class Counting(Forked):
+    """Counts how often it grades."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.began = threading.Event()
+        self.wait_s = 0.0
+
+    async def grade(self, case: Case) -> Grade:
+        self.count += 1
+        self.began.set()
+        await asyncio.sleep(self.wait_s)
+        return await super().grade(case)
+
+
+def opened(starts: StartingStates, **options: Any) -> Rollout:
+    return Rollout.open(a_task(), **{"starts": starts, "verifier": Forked(), "ttl_s": 120, **options})
+
+
+def test_a_rollout_from_its_start_to_its_end(starts: StartingStates) -> None:
+    with opened(starts, index=3, seed=11, policy_id="mine") as rollout:
+        assert rollout.sh('echo "$WORLDFORK_FORK_INDEX $WORLDFORK_SEED $PWD"').stdout == "3 11 /workspace\n"
+        rollout.sh(SOLVE)
+        episode = rollout.grade()
+        assert (episode.reward, episode.index, episode.seed, episode.policy_id) == (1.0, 3, 11, "mine")
+        assert [step.action for step in rollout.trajectory.steps][1:] == [SOLVE]
+        edits = rollout.edits()
+        assert edits is not None
+        assert edits.files["answer.txt"].content == RIGHT.encode()
+        with pytest.raises(SandboxDied):
+            rollout.sh("true")
+        assert episode.timings.policy_s is not None
+    rollout.close()
+    assert rollout.grade() == episode
+    with pytest.raises(ConfigError):
+        opened(starts, ttl_s=0)
+
+
+def test_it_is_graded_once_however_many_ask(starts: StartingStates) -> None:
+    verifier = Counting()
+    rollout = opened(starts, verifier=verifier)
+    rollout.sh(SOLVE)
+    others = [Rollout.attach(rollout.rollout_id, verifier=verifier) for _ in range(3)]
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(each.grade) for each in (rollout, *others) for _ in range(4)]
+        episodes = [each.result(timeout=60) for each in asked]
+    assert verifier.count == 1
+    assert all(each == episodes[0] for each in episodes)
+    assert episodes[0].reward == 1.0
+    for each in (rollout, *others, rollout):
+        each.close()
+
+
+def test_another_process_grades_what_this_one_opened(starts: StartingStates) -> None:
+    rollout = opened(starts)
+    rollout.sh(SOLVE)
+    program = (
+        "import json, sys; from tests.faults.rolling import Forked; from worldfork.rollout.opened import Rollout\n"
+        "found = Rollout.attach(sys.argv[1], verifier=Forked())\n"
+        "print(json.dumps([found.sh('cat answer.txt').stdout, found.grade().to_json()]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, rollout.rollout_id], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    seen, episode = json.loads(done.stdout)
+    assert (seen, episode["reward"]) == (RIGHT, 1.0)
+    assert rollout.grade().to_json() == episode
+    rollout.close()
+
+
+def test_a_handle_goes_by_its_id(starts: StartingStates) -> None:
+    rollout = opened(starts)
+    again = pickle.loads(pickle.dumps(rollout))
+    assert again.rollout_id == rollout.rollout_id
+    assert again.sh("echo here").stdout == "here\n"
+    rollout.close()
+    with pytest.raises(NotFound):
+        Rollout.attach("sb-aaaaaaaaaaaaaaaa")
+    with pytest.raises(ConfigError):
+        Rollout.attach("../../etc")
+
+
+def test_closed_before_it_is_graded_it_has_no_reward(starts: StartingStates) -> None:
+    rollout = opened(starts)
+    other = Rollout.attach(rollout.rollout_id)
+    rollout.close()
+    rollout.close()
+    other.close()
+    for each in (rollout, other, Rollout.attach(rollout.rollout_id)):
+        failure = each.grade().failure
+        assert failure is not None
+        assert (failure.kind, failure.code) == (FailureKind.STOPPED, "closed")
+
+
+def test_its_lease_ends_it(starts: StartingStates) -> None:
+    rollout = opened(starts, ttl_s=0.7)
+    rollout.sh(SOLVE)
+    end_s = time.monotonic() + 20
+    while time.monotonic() < end_s and through(rollout._inner.sandbox.cause_of_death()) is None:
+        time.sleep(0.05)
+    failure = rollout.grade().failure
+    assert failure is not None
+    assert failure.kind is FailureKind.LIMIT
+    rollout.close()
+
+
+def test_death_by_its_own_doing_is_scored(starts: StartingStates) -> None:
+    with opened(starts) as rollout:
+        rollout.sandbox.terminate()
+        assert rollout.grade().reward == 0.0
+
+
+def test_closing_lets_a_grading_come_to_its_end(starts: StartingStates) -> None:
+    verifier = Counting()
+    verifier.wait_s = 0.5
+    rollout = opened(starts, verifier=verifier)
+    rollout.sh(SOLVE)
+    with ThreadPoolExecutor(1) as pool:
+        grading = pool.submit(rollout.grade)
+        assert verifier.began.wait(30)
+        rollout.close()
+        assert grading.result(timeout=60).reward == 1.0
+
+
+def test_a_cancelled_grading_is_taken_up_again(starts: StartingStates) -> None:
+    verifier = Counting()
+
+    async def cancel_first() -> float | None:
+        rollout = await open_rollout(a_task(), starts=await states(), verifier=verifier, ttl_s=120)
+        await rollout.sh(SOLVE)
+        verifier.wait_s = 60
+        grading = asyncio.ensure_future(rollout.grade())
+        while not verifier.began.is_set():
+            await asyncio.sleep(0.01)
+        grading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await grading
+        verifier.wait_s = 0
+        # Another handle, as another process would have it: the sandbox has ended, what it left is known.
+        again = await AsyncRollout.attach(rollout.rollout_id, verifier=verifier)
+        episode = await again.grade()
+        await again.close()
+        return episode.reward
+
+    assert asyncio.run(cancel_first()) == 1.0
+    assert verifier.count == 2
+
+
+def test_states_are_kept_where_that_is_asked(starts: StartingStates) -> None:
+    rollout = opened(starts)
+    rollout.sh(SOLVE)
+    first = rollout.keep("in the middle")
+    rollout.sh("echo more > more.txt")
+    last = rollout.grade(keep=True).final_snapshot_id
+    rollout.close()
+    assert last is not None
+
+    async def look() -> list[str]:
+        seen = []
+        for snapshot_id in (first, last):
+            async with await AsyncSandbox.create(snapshot_id=snapshot_id) as box:
+                seen.append((await box.sh("ls", working_dir="/workspace")).stdout)
+            await AsyncSandbox.delete_snapshot(snapshot_id)
+        return seen
+
+    assert through(look()) == ["answer.txt\n", "answer.txt\nmore.txt\n"]
+
+
+def test_many_at_once_from_many_threads(starts: StartingStates) -> None:
+    def one(index: int) -> float | None:
+        with opened(starts, index=index) as rollout:
+            if index % 2:
+                rollout.sh(SOLVE)
+            return rollout.grade().reward
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(one, range(16))) == [0.0, 1.0] * 8
