@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from worldfork import AsyncSandbox
 from worldfork.core.errors import NotCapturable, NotFound
-from worldfork.lineage.place import close_places
 from worldfork.records.episode import Episode
 from worldfork.rollout.promote import promote_into
 
@@ -59,7 +57,8 @@ def test_what_the_sandbox_stands_on_may_be_deleted_and_another_process_finds_it(
             await AsyncSandbox.delete_snapshot(before.snapshot_id)
             seen = await (await AsyncSandbox.connect(box.sandbox_id)).sh("cat a", check=True)
             assert seen.stdout == "won\n"
-            assert (await box.checkpoint(stop=True)).snapshot_id
+            last = await box.checkpoint(stop=True)
+        await AsyncSandbox.delete_snapshot(last.snapshot_id)
 
     run(test)
 
@@ -112,9 +111,3 @@ def test_a_winner_is_promoted() -> None:
             assert before.label == "before t #3"
 
     run(test)
-
-
-@pytest.fixture(autouse=True)
-def _own_home(fresh_home: Path) -> Any:
-    yield
-    close_places()
