@@ -36,7 +36,7 @@ class Seeds(str, Enum):
     """How the seeds of a group's forks come about."""
 
     DERIVED = "derived"
-    COMMON = "common"
+    SHARED = "common"
     INDEPENDENT = "independent"
 
 
