@@ -4,29 +4,31 @@ The state is frozen when the policy's turn is over, with every process stopped, 
 services that the task declares are started, and only these; then hidden tests are laid down and run, or a program
 judges.
 
-What it resists: processes that outlive the policy, and answers that were planted where hidden tests lie. What it does
-not: the policy was root of all that the tests stand on, their Python and their tools among it. Its episodes carry
-`trust: final`; use `pytest` or `split` wherever a task can be judged by its files.
+What it resists: processes that outlive the policy, answers that were planted where hidden tests lie, and a state that
+cannot be started or asked any more: that is worth 0. What it does not: the policy was root of all that the tests stand
+on, their Python and their tools among it. Its episodes carry `trust: final`; use `pytest` or `split` wherever a task
+can be judged by its files.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import errno
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from worldfork.core.clock import Clock, SystemClock
-from worldfork.core.errors import ConfigError, OutOfSpace, SandboxDied, VerifierError
+from worldfork.core.errors import ConfigError, LaunchFailed, OutOfSpace, PathError, SandboxDied, VerifierError
 from worldfork.core.ids import content_id
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.checked import checked_seconds, checked_strings
 from worldfork.records.edits import Edits
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
-from worldfork.reward.blame import check_host, overload
+from worldfork.reward.blame import STARVED_SHARE, Looks, check_host, look_until, overload
 from worldfork.reward.calibration import Calibration, CalibrationStore
-from worldfork.reward.judging import JudgeSpec, judge
+from worldfork.reward.judging import Judgement, JudgeSpec, judge
 from worldfork.reward.laying import lay_tests
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.preparing import build
@@ -35,10 +37,17 @@ from worldfork.reward.scoring import score_tests
 from worldfork.reward.trial import Trial, run_tests
 from worldfork.reward.verifier import FINAL, Case, Grade, Start
 
+T = TypeVar("T")
+
 FINAL_FORMAT = 1
 NOT_READY = "not_ready"
 """How a grading ends whose services did not come up."""
 
+BROKEN = "broken"
+"""How a grading ends where the state cannot be started, written to or asked."""
+
+_BROKEN_NOTE = "the policy left a state that cannot be judged"
+_HOST_ERRNOS = (errno.EIO, errno.EMFILE, errno.ENFILE)
 _START = 'exec "$@" </dev/null >/dev/null 2>&1 &'
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
@@ -107,7 +116,8 @@ class FinalVerifier:
         task = case.task
         calibration = await self._calibrate(task, case.start)
         known_s = self._clock.monotonic_s()
-        trial, sandbox_id = await self._try_out(task, case.start, case.index, end_snapshot_id=case.end_snapshot_id)
+        found, sandbox_id = await _in_end(case, lambda sandbox: self._run(sandbox, task, case.start))
+        trial = found or Trial(Report(), BROKEN, 0.0, 0.0)
         expected = frozenset(calibration.expected)
         passed = trial.report.passed & expected
         if passed != expected and trial.is_starved(expected - passed):
@@ -126,6 +136,7 @@ class FinalVerifier:
             trust=FINAL,
             calibrate_s=known_s - began_s,
             grade_s=self._clock.monotonic_s() - known_s,
+            notes=() if found else (_BROKEN_NOTE,),
         )
 
     async def grade_nothing(self, case: Case) -> Grade:
@@ -136,28 +147,35 @@ class FinalVerifier:
         return Grade(reward=0.0, expected=calibration.expected, untouched=calibration.untouched, trust=FINAL)
 
     async def _judged(self, case: Case, spec: JudgeSpec, began_s: float) -> Grade:
-        async with case.start.fork(case.index, grading=True, snapshot_id=case.end_snapshot_id) as sandbox:
-            up = await self._bring_up(sandbox)
-            if up:
-                await lay_tests(sandbox, case.task, case.start.tests)
-                said = await judge(sandbox, case.task, spec, case.key)
+        async def ask(sandbox: AsyncSandbox) -> Judgement:
+            if not await self._bring_up(sandbox, case.task):
+                return Judgement(0.0, NOT_READY, notes=("the services were not ready",))
+            await lay_tests(sandbox, case.task, case.start.tests)
+            return await judge(sandbox, case.task, spec, case.key)
+
+        found, sandbox_id = await _in_end(case, ask)
+        if found is None:
+            # A program that cannot be run anywhere is the task's fault.
+            async with case.start.fork(case.index, grading=True) as fresh:
+                await ask(fresh)
+        said = found or Judgement(0.0, BROKEN, notes=(_BROKEN_NOTE,))
         return Grade(
-            reward=said.reward if up else 0.0,
-            parts=said.parts if up else {},
-            end=said.end if up else NOT_READY,
-            cpu_s=said.cpu_s if up else None,
-            sandbox_id=sandbox.sandbox_id,
+            reward=said.reward,
+            parts=said.parts,
+            end=said.end,
+            cpu_s=said.cpu_s,
+            sandbox_id=sandbox_id,
             trust=FINAL,
             grade_s=self._clock.monotonic_s() - began_s,
-            notes=said.notes if up else ("the services were not ready",),
+            notes=said.notes,
         )
 
     async def _calibrate(self, task: Task, start: Start) -> Calibration:
         async def make() -> Calibration:
             if not task.has_reference:
                 raise _unfit(task, "has no reference, so nobody knows which tests to expect")
-            solved, _ = await self._try_out(task, start, 0, edits=start.solution)
-            untouched, _ = await self._try_out(task, start, 0, edits=Edits())
+            solved = await self._try_out(task, start, start.solution)
+            untouched = await self._try_out(task, start, Edits())
             expected = solved.report.passed
             if not expected or not solved.report.finished:
                 raise _unfit(task, f"has a reference whose tests ended as {solved.end}: {solved.last_words[-300:]}")
@@ -168,31 +186,44 @@ class FinalVerifier:
         key = content_id(self.verifier_id.encode(), task.task_hash.encode())
         return await self._calibrations.get_or_make(key, start.snapshot_id, make)
 
-    async def _try_out(
-        self, task: Task, start: Start, index: int, *, edits: Edits | None = None, end_snapshot_id: str | None = None
-    ) -> tuple[Trial, str]:
-        async with start.fork(index, grading=True, snapshot_id=end_snapshot_id) as sandbox:
-            if edits is not None:
-                prepared = await build(sandbox, task, start.tests, edits)
-                if prepared.broken is not None:
-                    raise _unfit(task, "has a rebuild step that fails with its reference")
-            if not await self._bring_up(sandbox):
-                return Trial(Report(), NOT_READY, 0.0, 0.0), sandbox.sandbox_id
-            return await run_tests(sandbox, task, start.tests, Edits()), sandbox.sandbox_id
+    async def _try_out(self, task: Task, start: Start, edits: Edits) -> Trial:
+        """Run the tests where no policy had a say."""
+        async with start.fork(grading=True) as sandbox:
+            prepared = await build(sandbox, task, start.tests, edits)
+            if prepared.broken is not None:
+                raise _unfit(task, "has a rebuild step that fails with its reference")
+            return await self._run(sandbox, task, start)
 
-    async def _bring_up(self, sandbox: AsyncSandbox) -> bool:
-        """Start the services; tell whether they are up."""
+    async def _run(self, sandbox: AsyncSandbox, task: Task, start: Start) -> Trial:
+        if not await self._bring_up(sandbox, task):
+            return Trial(Report(), NOT_READY, 0.0, 0.0)
+        return await run_tests(sandbox, task, start.tests, Edits())
+
+    async def _bring_up(self, sandbox: AsyncSandbox, task: Task) -> bool:
+        """Start the services; tell whether they are up.
+
+        Raises:
+            VerifierError: they were not in time, and had no CPU.
+        """
+        looks = Looks()
+        watch = asyncio.create_task(look_until(sandbox, self._spec.ready_wall_s, looks))
         try:
             for command in self._spec.services:
                 await sandbox.run(
                     "/bin/sh", ["-c", _START, "service", *command], working_dir=TASK_DIRECTORY, timeout=_PROBE_S
                 )
-            return not self._spec.ready or await self._is_ready(sandbox, self._spec.ready)
+            up = not self._spec.ready or await self._is_ready(sandbox, self._spec.ready)
         except (SandboxDied, OutOfSpace) as error:
             if isinstance(error, OutOfSpace) and error.scope != "sandbox":
                 raise
             await check_host(sandbox)
             return False
+        finally:
+            watch.cancel()
+        wall_s = self._spec.ready_wall_s
+        if not up and looks.waited_s >= STARVED_SHARE * wall_s and not looks.busy(wall_s):
+            raise overload(task)
+        return up
 
     async def _is_ready(self, sandbox: AsyncSandbox, probe: tuple[str, ...]) -> bool:
         program, *args = probe
@@ -206,6 +237,37 @@ class FinalVerifier:
                 return False
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+async def _in_end(case: Case, act: Callable[[AsyncSandbox], Awaitable[T]]) -> tuple[T | None, str | None]:
+    """Do something in a fork of the policy's end; None where that is a state in which nothing can be done.
+
+    Returns:
+        (what came of it, the id of the fork).
+
+    Raises:
+        VerifierError, SandboxError, StoreError, ForkError: the machine is to blame.
+    """
+    sandbox_id = None
+    try:
+        async with case.start.fork(case.index, grading=True, snapshot_id=case.end_snapshot_id) as sandbox:
+            sandbox_id = sandbox.sandbox_id
+            try:
+                return await act(sandbox), sandbox_id
+            except VerifierError as error:
+                # The same program ran with the reference; what it needs is what the policy took away.
+                if error.fields.get("kind") is not FailureKind.GRADING:
+                    raise
+            except PathError as error:
+                if error.errno in _HOST_ERRNOS:
+                    raise
+            except SandboxDied:
+                await check_host(sandbox)
+    except LaunchFailed:
+        # Is it this state that cannot be started, or any?
+        async with case.start.fork(case.index, grading=True):
+            pass
+    return None, sandbox_id
 
 
 def final_spec(data: Mapping[str, Any], judged: JudgeSpec | None) -> FinalSpec:
