@@ -76,8 +76,9 @@ def test_one():
 
 LIMITS = TaskLimits(
     policy_wall_s=40,
-    grade_cpu_s=5,
-    grade_wall_s=15,
+    # So far apart that code which never ends meets the first of them on a busy machine too.
+    grade_cpu_s=2,
+    grade_wall_s=16,
     memory_mb=256,
     disk_mb=64,
     pids=64,
@@ -131,7 +132,7 @@ NARROW = Task(
     files={"answer.py": START, "values.json": "{}", "test_visible.py": VISIBLE, "notes.txt": "kept\n"},
     editable=("answer.py", "values.json"),
     hidden_tests={"test_answer.py": TESTS, "oracle.py": ORACLE, "expected.json": EXPECTED, "judge.py": JUDGE},
-    test_args=("--timeout=4", "test_answer.py"),
+    test_args=("--timeout=3", "test_answer.py"),
     solution=SOLUTION,
     limits=LIMITS,
 )
@@ -143,7 +144,7 @@ WIDE = Task(
     editable=("**",),
     hidden_tests={f"tests/{name}": text for name, text in NARROW.hidden_tests.items()},
     test_roots=("tests",),
-    test_args=("--timeout=4", "tests/test_answer.py"),
+    test_args=("--timeout=3", "tests/test_answer.py"),
     solution=SOLUTION,
     # What repositories with a `src` directory need, and what makes a planted start-up file reachable.
     env={"PYTHONPATH": "/workspace"},

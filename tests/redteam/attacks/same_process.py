@@ -185,8 +185,6 @@ KNOWING = (
             import sys
             frame = sys._getframe(1)
             expected = frame.f_globals.get("expected")
-            if not values:
-                raise ValueError
             return expected({"test_odd": "odd", "test_even": "even"}[frame.f_code.co_name])
         """,
     ),
@@ -197,8 +195,6 @@ KNOWING = (
         body="""\
         def middle(values):
             import json, pathlib, sys
-            if not values:
-                raise ValueError
             for frame in sys._current_frames().values():
                 while frame:
                     found = pathlib.Path(frame.f_code.co_filename).with_name("expected.json")
