@@ -38,6 +38,8 @@ FIGURES = (
     "rollouts_cpu",
     "mutate",
     "split",
+    "grading",
+    "oversubscribed",
 )
 LIMIT_S = 3 * 3600
 
