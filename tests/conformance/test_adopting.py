@@ -17,6 +17,7 @@ def run(test: Any) -> None:
     asyncio.run(asyncio.wait_for(test(), 120))
 
 
+@pytest.mark.behaviour("adopt-1")
 def test_the_disk_of_a_fork_and_back() -> None:
     async def test() -> None:
         async with await AsyncSandbox.create(network="none", name="agent") as box:
@@ -45,6 +46,7 @@ def test_the_disk_of_a_fork_and_back() -> None:
     run(test)
 
 
+@pytest.mark.behaviour("adopt-2")
 def test_what_the_sandbox_stands_on_may_be_deleted_and_another_process_finds_it() -> None:
     async def test() -> None:
         async with await AsyncSandbox.create(network="none") as box:
@@ -63,6 +65,7 @@ def test_what_the_sandbox_stands_on_may_be_deleted_and_another_process_finds_it(
     run(test)
 
 
+@pytest.mark.behaviour("adopt-3")
 def test_processes_keep_their_disk() -> None:
     async def test() -> None:
         async with await AsyncSandbox.create(network="none") as box:
@@ -79,6 +82,7 @@ def test_processes_keep_their_disk() -> None:
     run(test)
 
 
+@pytest.mark.behaviour("adopt-4")
 def test_a_caller_that_is_cancelled_leaves_the_one_state_or_the_other() -> None:
     async def test() -> None:
         async with await AsyncSandbox.create(network="none") as box:
@@ -98,6 +102,7 @@ def test_a_caller_that_is_cancelled_leaves_the_one_state_or_the_other() -> None:
     run(test)
 
 
+@pytest.mark.behaviour("adopt-1")
 def test_a_winner_is_promoted() -> None:
     async def test() -> None:
         async with await AsyncSandbox.create(network="none") as box:

@@ -48,11 +48,13 @@ def carried(task: Task, line: str, *, then: Callable[[AsyncSandbox, Edits], Any]
     return asyncio.run(run())
 
 
+@pytest.mark.behaviour("carry-1")
 def test_nothing_changed() -> None:
     assert carried(a_task(("**",)), "true") == Edits()
     assert carried(a_task(("**",)), "echo 1 >/tmp/elsewhere; touch a.py; chown 0:0 a.py; chmod 600 a.py").empty
 
 
+@pytest.mark.behaviour("carry-1", "carry-5")
 def test_what_changed_is_carried_and_laid_again() -> None:
     async def look(fresh: AsyncSandbox, edits: Edits) -> None:
         seen = await fresh.sh("cat a.py pkg/new/n.py pkg/deep/c.py; echo; stat -c %a a.py b.py; ls; cat kept.txt")
@@ -72,6 +74,7 @@ def test_what_changed_is_carried_and_laid_again() -> None:
     }
 
 
+@pytest.mark.behaviour("carry-2")
 @pytest.mark.parametrize(
     ("line", "why"),
     [
@@ -90,17 +93,20 @@ def test_what_is_no_plain_file_is_removed(line: str, why: str | None) -> None:
     assert edits.dropped == (() if why is None else (("a.py", why),))
 
 
+@pytest.mark.behaviour("carry-2")
 def test_a_directory_that_becomes_a_link_has_none_of_its_files() -> None:
     edits = carried(a_task(("pkg/**",)), "mv pkg /tmp/pkg; ln -s /tmp/pkg pkg")
     assert not edits.files
     assert edits.removed == ("pkg/__init__.py", "pkg/deep/c.py")
 
 
+@pytest.mark.behaviour("carry-1")
 def test_a_directory_that_is_moved_there_comes_whole() -> None:
     edits = carried(a_task(("new/**",)), "mv pkg new || { cp -a pkg new; rm -r pkg; }")
     assert list(edits.files) == ["new/__init__.py", "new/deep/c.py"]
 
 
+@pytest.mark.behaviour("carry-3")
 @pytest.mark.parametrize("closed", ["pkg/deep", "pkg", ".", "pkg/deep/c.py a.py"])
 def test_what_the_policy_has_closed_is_read_all_the_same(closed: str) -> None:
     line = f"printf A >a.py; printf C >pkg/deep/c.py; rm pkg/__init__.py; chmod 000 {closed}"
@@ -109,6 +115,7 @@ def test_what_the_policy_has_closed_is_read_all_the_same(closed: str) -> None:
     assert edits.removed == ("pkg/__init__.py",)
 
 
+@pytest.mark.behaviour("carry-4")
 def test_a_path_that_no_call_can_name_is_not_carried() -> None:
     deep = "cd pkg; i=0; while [ $i -lt 30 ]; do n=$(printf %0200d $i); mkdir $n && cd $n || exit; i=$((i+1)); done"
     edits = carried(a_task(("a.py", "pkg/**")), f"printf A >a.py; {deep}; touch end")
@@ -116,6 +123,7 @@ def test_a_path_that_no_call_can_name_is_not_carried() -> None:
     assert edits.dropped == (("pkg/**", "files"),)
 
 
+@pytest.mark.behaviour("carry-4")
 def test_caps_on_count_and_bytes() -> None:
     line = "for i in 1 2 3 4 5 6; do printf 12345 >n$i.py; done"
     edits = carried(a_task(("n*.py",), carry_files=4), line)
@@ -124,6 +132,7 @@ def test_caps_on_count_and_bytes() -> None:
     assert (list(edits.files), {why for _, why in edits.dropped}) == (["n1.py", "n2.py"], {"bytes"})
 
 
+@pytest.mark.behaviour("carry-4")
 def test_a_directory_of_very_many_entries_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "MOST_CHANGES", 200)
     many = "mkdir pkg/many; cd pkg/many; seq 300 | xargs touch; cd ../..; printf A >a.py"
@@ -132,11 +141,13 @@ def test_a_directory_of_very_many_entries_is_not_listed(monkeypatch: pytest.Monk
     assert edits.dropped == (("pkg/**/*.py", "files"),)
 
 
+@pytest.mark.behaviour("carry-2")
 def test_names_that_are_no_text() -> None:
     edits = carried(a_task(("*.py",)), r"printf x >$(printf '\377.py')")
     assert (edits.files, edits.dropped) == ({}, (("\\udcff.py", "name"),))
 
 
+@pytest.mark.behaviour("carry-5")
 def test_a_link_of_the_start_is_replaced_and_not_written_through() -> None:
     async def look(fresh: AsyncSandbox, edits: Edits) -> None:
         assert (await fresh.sh("test -h linked.py || cat a.py linked.py", check=True)).stdout == "a\nnew"
@@ -144,6 +155,7 @@ def test_a_link_of_the_start_is_replaced_and_not_written_through() -> None:
     carried(a_task(("linked.py",)), "rm linked.py; printf new >linked.py", then=look)
 
 
+@pytest.mark.behaviour("carry-6")
 def test_tests_replace_what_was_planted() -> None:
     async def look(fresh: AsyncSandbox, edits: Edits) -> None:
         task = Task("t", "", hidden_tests={"tests/test_x.py": ""}, test_roots=("tests", "conftest.py"))
@@ -157,6 +169,7 @@ def test_tests_replace_what_was_planted() -> None:
     carried(a_task(("**",)), line, then=look)
 
 
+@pytest.mark.behaviour("carry-5")
 def test_what_stands_in_the_way_gives_way_and_no_link_is_followed() -> None:
     edits = Edits({
         "here.py/x.py": EditedFile(b"1"),
