@@ -36,6 +36,7 @@ FIGURES = (
     "export_import",
     "rollouts_178",
     "rollouts_cpu",
+    "repositories",
     "mutate",
     "split",
     "grading",
