@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from worldfork.rollout.mutation import choosing
 from worldfork.rollout.mutation.choosing import FAMILIES, Mutations, mutate
 from worldfork.rollout.mutation.module import Module
 from worldfork.rollout.policies.mutating import propose
@@ -145,6 +146,17 @@ def test_methods_are_changed_too_and_annotations_are_not() -> None:
     for index in range(30):
         assert "item: int, count: int" in mutate(source, 2, index)
     assert mutate(source, 2, 0) != source
+
+
+def test_of_a_large_module_the_seed_decides_which_functions_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "MAX_CHANGES", 50)
+    source = "\n".join(f"def f{number}(a, b):\n    return a[b - {number}] < b\n" for number in range(2, 40))
+    touched = set()
+    for seed in range(8):
+        changes = Mutations(source, seed).changes
+        assert 50 < len(changes) < 150
+        touched |= {source.count("def ", 0, change.start) for change in changes}
+    assert len(touched) > 10
 
 
 def test_several_files_take_turns_and_none_comes_twice() -> None:

@@ -17,8 +17,8 @@ from worldfork.rollout.mutation.scope import Scope
 MUTATION_VERSION = 1
 """Part of a policy's id: another version may make other programs of the same seed."""
 
-MAX_CHANGES = 40_000
-"""Single changes of one program that are looked at."""
+MAX_CHANGES = 10_000
+"""About so many single changes of one program are looked at; in a larger one the seed decides in which functions."""
 
 _TWO_AT_ONCE_EVERY = 16
 """One program in so many has two changes."""
@@ -109,13 +109,13 @@ class Mutations:
             return []
         self._seen.add(_shape(self.source) or "")
         found: dict[tuple[int, int, str], Change] = {}
-        for function in module.functions:
+        for function in sorted(module.functions, key=lambda each: _chance(self.seed, "function", each.lineno)):
             scope = Scope(module, function)
             for source in _SOURCES:
                 for change in source(scope):
                     found.setdefault((change.start, change.end, change.text), change)
-                if len(found) > MAX_CHANGES:
-                    break
+            if len(found) > MAX_CHANGES:
+                break
         return _ordered(list(found.values()), self.seed)
 
     def _make_next(self) -> None:
@@ -182,7 +182,7 @@ _LOCK = threading.Lock()
 """The programs of one source are made one after the other."""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def _mutations(source: str, seed: int) -> Mutations:
     return Mutations(source, seed)
 
