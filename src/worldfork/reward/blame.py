@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from worldfork.core.clock import SystemClock
+from worldfork.core.clock import Clock, SystemClock
 from worldfork.core.errors import PathError, SandboxError, VerifierError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.death import DeathCause
@@ -133,15 +133,16 @@ async def _watch(sandbox: AsyncSandbox, wall_s: float, looks: Looks) -> float:
     return 0.0 if looks.busy(wall_s) else looks.waited_s
 
 
-async def look_until(sandbox: AsyncSandbox, wall_s: float, looks: Looks) -> None:
+async def look_until(sandbox: AsyncSandbox, wall_s: float, looks: Looks, clock: Clock | None = None) -> None:
     """Look at a sandbox at random instants, and last at the end of some time. One that cannot be asked counts as busy.
 
     Args:
         sandbox: where something runs.
         wall_s: the time.
         looks: gets what is seen.
+        clock: whose time it is.
     """
-    clock = SystemClock()
+    clock = clock or SystemClock()
     ends_s = clock.monotonic_s() + wall_s
     mean_s = max(_LOOK_S, wall_s / _MOST_LOOKS)
     try:

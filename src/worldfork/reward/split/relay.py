@@ -14,6 +14,7 @@ from worldfork.core.clock import Clock
 from worldfork.core.errors import OutOfSpace, SandboxDied, SandboxError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.reward.arguments import WALL_FACTOR
+from worldfork.reward.blame import Looks, look_until
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.split.frames import VALUE_MODULES, Frame, FrameStream, new_token, program_argument, program_input
 from worldfork.reward.split.use import Use, sandbox_use
@@ -122,6 +123,12 @@ class Candidate:
             self.cpu_s += result.cpu_s
             self._left_cpu_s -= result.cpu_s
             self.killed_for_memory |= result.reason is Reason.OOM_KILLED
+
+    async def watch(self, wall_s: float, clock: Clock) -> Looks:
+        """Look at its sandbox until some time is over; return what was seen of its processes."""
+        looks = Looks()
+        await look_until(self._sandbox, wall_s, looks, clock)
+        return looks
 
     async def use(self) -> Use:
         """Return how its process has used the CPU; zeros where there is none."""
