@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.rollout.acting import Start, Starts, Verifier, a_task
+
+from worldfork.core.errors import Corrupt, NotFound, VerifierError
+from worldfork.records.edits import EditedFile, Edits
+from worldfork.records.episode import Episode, Failure, FailureKind
+from worldfork.reward.verifier import Case, Grade
+from worldfork.rollout import regrading
+from worldfork.rollout.regrading import Regraded, regrade, regraded_journals
+from worldfork.rollout.run_directory import RunDirectory
+from worldfork.rollout.stored import StoredRun
+
+
+@pytest.fixture(autouse=True)
+def starts(monkeypatch: pytest.MonkeyPatch) -> Start:
+    start = Start()
+
+    class States:
+        @staticmethod
+        async def open(world: object) -> Starts:
+            return Starts(start)
+
+    monkeypatch.setattr(regrading, "StartingStates", States)
+    return start
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """Four rollouts: two scored, one of which nothing could be read, one that was never graded."""
+    found = RunDirectory(tmp_path)
+    edits = [Edits({"a.py": EditedFile(text)}).to_bytes() for text in (b"good", b"bad", b"late")]
+    good, bad, late = found.put(edits)
+    names: dict[str, Any] = {"task_id": "played/one", "task_hash": a_task().task_hash, "policy_id": "p"}
+    overload = Failure(FailureKind.OVERLOAD, "verifier", "late")
+    with found.open_journal() as journal:
+        found.put_tasks([a_task()])
+        journal.append([
+            Episode(**names, index=0, reward=0.2, edits=good, sandbox_id="sb-0", attempt=2),
+            Episode(**names, index=1, reward=0.3, edits=bad, passed=("x",)),
+            Episode(**names, index=2, reward=0.0, policy_end="sandbox_died"),
+            Episode(**names, index=3, reward=None, failure=overload, edits=late),
+            Episode(**names, index=4, reward=None, failure=Failure(FailureKind.FORK, "fork", "no")),
+        ])  # fmt: skip
+    return found
+
+
+def by_content(case: Case) -> Grade:
+    return Grade(1.0 if case.edits.files["a.py"].content != b"bad" else 0.0, expected=("a",))
+
+
+def again(run: RunDirectory, verifier: Verifier, **options: Any) -> list[Regraded]:
+    return asyncio.run(regrade(StoredRun(run.path), verifier=verifier, **options))
+
+
+def test_all_that_left_something_is_graded_again(run: RunDirectory) -> None:
+    before = StoredRun(run.path).episodes
+    verifier = Verifier(give=by_content)
+    told: list[int] = []
+    results = again(run, verifier, on_episode=lambda each: told.append(each.after.index))
+    assert [each.after.reward for each in results] == [1.0, 0.0, 0.0, 1.0]
+    assert [each.changed for each in results] == [True, True, False, True]
+    assert sorted(told) == [0, 1, 2, 3]
+    assert (results[1].after.passed, results[1].after.expected) == ((), ("a",))
+    assert results[0].after.verifier_id == "played"
+    assert verifier.cases[0].key == f"{a_task().task_hash}:sb-0:2"
+    assert StoredRun(run.path).episodes == before
+    (journal,) = regraded_journals(run.path)
+    assert len(StoredRun(journal).episodes) == 4
+
+
+def test_what_is_graded_is_not_graded_twice(run: RunDirectory) -> None:
+    first = again(run, Verifier(give=by_content))
+    verifier = Verifier(VerifierError("not to be asked"))
+    assert [each.after for each in again(run, verifier)] == [each.after for each in first]
+
+
+def test_a_verifier_that_breaks_is_no_score(run: RunDirectory) -> None:
+    results = again(run, Verifier(VerifierError("odd")))
+    assert [each.after.failure.kind if each.after.failure else None for each in results] == [
+        FailureKind.GRADING, FailureKind.GRADING, None, FailureKind.GRADING,
+    ]  # fmt: skip
+
+
+def test_a_final_state_that_was_not_kept_cannot_be_looked_at(run: RunDirectory) -> None:
+    verifier = Verifier()
+    verifier.needs_end = True
+    failure = again(run, verifier)[0].after.failure
+    assert failure is not None
+    assert "did not keep" in failure.message
+
+
+def test_a_task_that_is_not_known_and_a_piece_that_is_damaged(run: RunDirectory) -> None:
+    with pytest.raises(NotFound):
+        asyncio.run(regrade(StoredRun(run.path, tasks=[]), verifier=Verifier()))
+    for blob in (run.path / "blobs").rglob("*.zst"):
+        blob.write_bytes(b"damaged")
+    with pytest.raises(Corrupt):
+        again(run, Verifier())
