@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,9 @@ from worldfork.reward.pytest_verifier import PytestVerifier
 from worldfork.reward.split.proof import ProofStore
 from worldfork.reward.split.verifier import SplitVerifier
 from worldfork.reward.verifier import FINAL, FRESH, Case, Grade, Verifier
+
+WIDTH = 2
+"""How many grade at a time; code that sleeps keeps them all waiting."""
 
 RUN_JUDGE = "f=tests/judge.py; [ -f $f ] || f=judge.py; exec python $f"
 
@@ -113,9 +117,14 @@ class Panel:
         return await self._each(case, lambda verifier, given: verifier.grade_nothing(given))
 
     async def _each(self, case: Case, ask: Callable[[Verifier, Case], Awaitable[Grade]]) -> Grade:
-        for name, judge in self.judges.items():
-            try:
-                self.grades[name] = await ask(judge.verifier, replace(case, task=judge.changed(case.task)))
-            except WorldforkError as error:
-                self.faults[name] = f"{error.code}: {error}"
+        turns = asyncio.Semaphore(WIDTH)
+
+        async def one(name: str, judge: Judge) -> None:
+            async with turns:
+                try:
+                    self.grades[name] = await ask(judge.verifier, replace(case, task=judge.changed(case.task)))
+                except WorldforkError as error:
+                    self.faults[name] = f"{error.code}: {error}"
+
+        await asyncio.gather(*(one(name, judge) for name, judge in self.judges.items()))
         return next(iter(self.grades.values()), Grade(0.0))
