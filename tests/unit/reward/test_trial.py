@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import ast
 import asyncio
 import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.reward.played import PlayedSandbox, a_result, a_task, report, row
 
+from worldfork import reward
 from worldfork.core.errors import ConfigError, OutOfSpace, PathError, SandboxDied, VerifierError
 from worldfork.records.death import Death, DeathCause, LimitHits
 from worldfork.records.edits import EditedFile, Edits
@@ -354,3 +357,12 @@ def test_a_sandbox_that_took_the_cpu_from_its_own_tests_starved_nobody_else(
 ) -> None:
     late = a_result(report(LATE_ROW), wall_s=33.0, cpu_s=0.5)
     assert run(PlayedSandbox(late, files={**START, **proc}), a_task()).is_starved(frozenset("a")) is starved
+
+
+def test_the_reporter_runs_on_older_pythons() -> None:
+    text = (Path(reward.__path__[0]) / "reporter.py").read_text(encoding="utf-8")
+    tree = ast.parse(text, feature_version=(3, 8))
+    assert isinstance(tree.body[1], ast.ImportFrom)
+    assert tree.body[1].module == "__future__"
+    # Keyword arguments of built-ins that came later.
+    assert "strict=" not in text
