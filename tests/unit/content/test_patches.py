@@ -240,6 +240,18 @@ def test_texts_that_differ_everywhere_take_bounded_time(kinds: int) -> None:
     assert applied(patch, {"f": b"".join(old)}) == {"f": b"".join(new)}
 
 
+def test_many_texts_that_differ_everywhere_take_bounded_time() -> None:
+    dice = random.Random(1)
+    sides = [
+        {f"f{n}": PatchFile(b"".join(b"%d\n" % dice.randrange(150) for _ in range(4000))) for n in range(60)}
+        for _ in range(2)
+    ]
+    began = time.process_time()
+    patch = make_patch(*sides)
+    assert time.process_time() - began < 15
+    assert apply_patch(parse_patch(patch), sides[0].get) == sides[1]
+
+
 def test_far_apart_texts_are_cut_at_lines_that_each_has_once() -> None:
     old = [b"%d" % number for number in range(9000)]
     new = [b"x" if number % 3 == 0 else line for number, line in enumerate(old)]

@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
-_STEPS = 1_000_000
-"""Of the search, for one pair of texts; what is not compared by then is told as replaced whole."""
+STEPS = 2_000_000
+"""Of the search, for all texts of a patch; what is not compared by then is told as replaced whole."""
 _EDITS = 1000
 """Lines that differ, up to which one stretch is compared exactly; its memory grows with their square."""
 
@@ -15,21 +15,28 @@ Stretch = tuple[int, int, int, int]
 """Lines [a, b) of the old text, for which there are lines [c, d) of the new."""
 
 
-def differing(old: Sequence[bytes], new: Sequence[bytes]) -> list[Stretch]:
+class Budget:
+    """How many steps of the search are left; one for all that belongs together."""
+
+    def __init__(self, steps: int = STEPS) -> None:
+        self.steps = steps
+
+
+def differing(old: Sequence[bytes], new: Sequence[bytes], budget: Budget | None = None) -> list[Stretch]:
     """Return the stretches that differ, in order; the lines between them are the same, and as many.
 
     Source: E. W. Myers, "An O(ND) Difference Algorithm and Its Variations" (1986); where the texts differ too much
     for it, they are first cut at lines that each has once, as in B. Cohen's patience diff.
     """
-    return _Search(old, new).run()
+    return _Search(old, new, budget or Budget()).run()
 
 
 class _Search:
-    def __init__(self, old: Sequence[bytes], new: Sequence[bytes]) -> None:
+    def __init__(self, old: Sequence[bytes], new: Sequence[bytes], budget: Budget) -> None:
         numbers: dict[bytes, int] = {}
         self._old = [numbers.setdefault(line, len(numbers)) for line in old]
         self._new = [numbers.setdefault(line, len(numbers)) for line in new]
-        self._left = _STEPS
+        self._budget = budget
         self._same: list[tuple[int, int]] = []
 
     def run(self) -> list[Stretch]:
@@ -73,8 +80,8 @@ class _Search:
         reach = {1: 0}
         trail: list[dict[int, int]] = []
         for edits in range(min(width + height, _EDITS) + 1):
-            self._left -= edits + 1
-            if self._left < 0:
+            self._budget.steps -= edits + 1
+            if self._budget.steps < 0:
                 return None
             trail.append({})
             now = trail[-1]
@@ -85,7 +92,7 @@ class _Search:
                 begin = x
                 while x < width and y < height and old[a + x] == new[c + y]:
                     x, y = x + 1, y + 1
-                self._left -= x - begin
+                self._budget.steps -= x - begin
                 reach[k] = now[k] = x
                 if x >= width and y >= height:
                     return self._back(trail, width, height, a, c)

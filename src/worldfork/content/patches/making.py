@@ -8,7 +8,7 @@ from io import BytesIO
 
 from worldfork.content.patches.applying import blob_id
 from worldfork.content.patches.binary import encoded
-from worldfork.content.patches.lines import Stretch, differing
+from worldfork.content.patches.lines import Budget, Stretch, differing
 from worldfork.content.patches.model import REGULAR, PatchFile, checked_path
 from worldfork.content.patches.names import quoted
 
@@ -34,17 +34,18 @@ def make_patch(old: Mapping[str, PatchFile], new: Mapping[str, PatchFile]) -> by
         checked_path(os.fsencode(path))
     gone = {path: old[path] for path in old if path not in new}
     parts: list[bytes] = []
+    budget = Budget()
     renamed = _renamed(gone, {path: new[path] for path in new if path not in old})
     for path in sorted({*old, *new} - set(renamed.values()), key=os.fsencode):
         before, after = old.get(path), new.get(path)
         if path in renamed:
             parts.append(_rename(renamed[path], path, old[renamed[path]], new[path]))
         elif before is None and after is not None:
-            parts.append(_created(path, after))
+            parts.append(_created(path, after, budget))
         elif after is None and before is not None:
-            parts.append(_deleted(path, before))
+            parts.append(_deleted(path, before, budget))
         elif before is not None and after is not None:
-            parts += _changed(path, before, after)
+            parts += _changed(path, before, after, budget)
     return b"".join(parts)
 
 
@@ -76,24 +77,24 @@ def _rename(old_path: str, new_path: str, before: PatchFile, after: PatchFile) -
     return _heads(old_path, new_path) + modes + b"similarity index 100%%\nrename from %b\nrename to %b\n" % names
 
 
-def _created(path: str, after: PatchFile) -> bytes:
+def _created(path: str, after: PatchFile, budget: Budget) -> bytes:
     head = _heads(path, path) + b"new file mode %06o\n" % (after.mode or REGULAR)
-    return head + _body(None, path, b"", after.content, b"")
+    return head + _body(None, path, b"", after.content, b"", budget)
 
 
-def _deleted(path: str, before: PatchFile) -> bytes:
+def _deleted(path: str, before: PatchFile, budget: Budget) -> bytes:
     head = _heads(path, path) + b"deleted file mode %06o\n" % (before.mode or REGULAR)
-    return head + _body(path, None, before.content, b"", b"")
+    return head + _body(path, None, before.content, b"", b"", budget)
 
 
-def _changed(path: str, before: PatchFile, after: PatchFile) -> list[bytes]:
+def _changed(path: str, before: PatchFile, after: PatchFile, budget: Budget) -> list[bytes]:
     if before.mode and after.mode and before.is_link != after.is_link:
-        return [_deleted(path, before), _created(path, after)]
+        return [_deleted(path, before, budget), _created(path, after, budget)]
     modes = _modes(before, after)
     if before.content == after.content:
         return [_heads(path, path) + modes] if modes else []
     mode = b" %06o" % before.mode if before.mode and not modes else b""
-    return [_heads(path, path) + modes + _body(path, path, before.content, after.content, mode)]
+    return [_heads(path, path) + modes + _body(path, path, before.content, after.content, mode, budget)]
 
 
 def _modes(before: PatchFile, after: PatchFile) -> bytes:
@@ -102,7 +103,9 @@ def _modes(before: PatchFile, after: PatchFile) -> bytes:
     return b"old mode %06o\nnew mode %06o\n" % (before.mode, after.mode)
 
 
-def _body(old_path: str | None, new_path: str | None, before: bytes, after: bytes, mode: bytes) -> bytes:
+def _body(
+    old_path: str | None, new_path: str | None, before: bytes, after: bytes, mode: bytes, budget: Budget
+) -> bytes:
     ids = [
         b"0" * 40 if path is None else blob_id(content).encode()
         for path, content in ((old_path, before), (new_path, after))
@@ -116,7 +119,7 @@ def _body(old_path: str | None, new_path: str | None, before: bytes, after: byte
         b"/dev/null" if path is None else _tabbed(_name(side, path))
         for side, path in ((b"a/", old_path), (b"b/", new_path))
     ]
-    return index + b"--- %b\n+++ %b\n" % (*names,) + b"".join(text_hunks(before, after))
+    return index + b"--- %b\n+++ %b\n" % (*names,) + b"".join(text_hunks(before, after, budget))
 
 
 def _tabbed(name: bytes) -> bytes:
@@ -124,11 +127,11 @@ def _tabbed(name: bytes) -> bytes:
     return name + b"\t" if b" " in name and not name.startswith(b'"') else name
 
 
-def text_hunks(before: bytes, after: bytes) -> Iterator[bytes]:
+def text_hunks(before: bytes, after: bytes, budget: Budget | None = None) -> Iterator[bytes]:
     """Yield the hunks of a unified diff of two texts, with three lines of context."""
     old, new = BytesIO(before).readlines(), BytesIO(after).readlines()
     group: list[Stretch] = []
-    for stretch in differing(old, new):
+    for stretch in differing(old, new, budget):
         if group and stretch[0] - group[-1][1] > 2 * CONTEXT:
             yield _hunk(old, new, group)
             group = []
