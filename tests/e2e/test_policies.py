@@ -64,6 +64,26 @@ def test_commands_files_and_processes_are_recorded_as_they_were() -> None:
     assert (steps[3].kind, steps[3].action, steps[3].output) == ("write", "new.txt", "text")
 
 
+def test_a_policy_that_looks_ahead_forks_its_sandbox_and_takes_on_the_better_state() -> None:
+    async def act(sandbox: AsyncSandbox, turn: Turn) -> None:
+        child = (await sandbox.fork(1)).unwrap()[0]
+        async with child:
+            await child.write_file("/workspace/found.txt", "better")
+            snapshot = await child.checkpoint()
+        await sandbox.adopt(snapshot.snapshot_id)
+        assert await sandbox.read_file("/workspace/found.txt") == b"better"
+        await sandbox.checkpoint(verify="grep better /workspace/found.txt")
+        async with await type(sandbox).connect(sandbox.sandbox_id) as again:
+            assert await again.read_file("/workspace/found.txt") == b"better"
+
+    steps = in_sandbox(act)
+    assert [(step.kind, step.action.split()[0]) for step in steps] == [
+        ("note", "forked"),
+        ("note", "adopted"),
+        ("note", "checkpoint"),
+    ]
+
+
 def test_mutate_changes_a_file_that_a_pattern_means() -> None:
     async def act(sandbox: AsyncSandbox, turn: Turn) -> None:
         await sandbox.sh(

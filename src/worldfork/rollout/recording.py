@@ -17,6 +17,7 @@ from typing import Any
 from worldfork.core.clock import Clock, SystemClock
 from worldfork.core.errors import ConfigError, WorldforkError
 from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.lineage.snapshots import ForkResults, SnapshotInfo
 from worldfork.records.sandbox import ProcessInfo
 from worldfork.records.trajectory import MAX_OUTPUT_CHARACTERS, Step, Trajectory
 from worldfork.sandbox.command import CommandResult
@@ -211,6 +212,36 @@ class RecordedSandbox(AsyncSandbox):
         """Copy a directory of the host into the sandbox; see `AsyncSandbox.upload_directory`."""
         with self._plain("write", path, reason="uploaded"):
             await self._inner.upload_directory(local_path, path)
+
+    async def fork(self, n: int = 1, **options: Any) -> ForkResults[Any]:
+        """Checkpoint this sandbox and start `n` from it, which are not recorded; see `AsyncSandbox.fork`."""
+        with self._plain("note", f"forked into {n}"):
+            return await self._inner.fork(n, **options)
+
+    async def checkpoint(self, *rest: Any, **options: Any) -> SnapshotInfo:
+        """Freeze the disk into a snapshot; see `AsyncSandbox.checkpoint`."""
+        with self._plain("note", "checkpoint"):
+            return await self._inner.checkpoint(*rest, **options)
+
+    async def adopt(self, snapshot_id: str, **options: Any) -> SnapshotInfo:
+        """Take on the state of a snapshot; see `AsyncSandbox.adopt`."""
+        with self._plain("note", f"adopted {snapshot_id}"):
+            return await self._inner.adopt(snapshot_id, **options)
+
+    @classmethod
+    async def create(cls, *rest: Any, **options: Any) -> Any:
+        """Start a sandbox of its own, which is not recorded; see `AsyncSandbox.create`."""
+        return await AsyncSandbox.create(*rest, **options)
+
+    @classmethod
+    async def connect(cls, sandbox_id: str, **options: Any) -> Any:
+        """Attach to a live sandbox, which is not recorded; see `AsyncSandbox.connect`."""
+        return await AsyncSandbox.connect(sandbox_id, **options)
+
+    @classmethod
+    async def fork_snapshot(cls, snapshot_id: str, n: int = 1, **options: Any) -> ForkResults[Any]:
+        """Start sandboxes from a snapshot, which are not recorded; see `AsyncSandbox.fork_snapshot`."""
+        return await AsyncSandbox.fork_snapshot(snapshot_id, n, **options)
 
     @contextmanager
     def _command(self, action: str) -> Iterator[Callable[[CommandResult], CommandResult]]:
