@@ -12,7 +12,9 @@ from worldfork.core.errors import VerifierError
 from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.task import Task
 from worldfork.records.task_limits import TaskLimits
-from worldfork.reward.calibration import Calibration
+from worldfork.reward.calibration import Calibration, CalibrationStore
+from worldfork.reward.pytest_verifier import PytestVerifier
+from worldfork.reward.split.automatic import AutomaticVerifier
 from worldfork.reward.split.proof import ProofStore
 from worldfork.reward.split.verifier import SplitVerifier
 from worldfork.reward.verifier import Case, Grade, Start
@@ -482,3 +484,28 @@ def test_tests_that_never_end_are_ended(proofs: Path) -> None:
     given = grade(proofs, RIGHT, a_task=a_task, ids={"test_answer.py::test_it"})
     assert given.end == "signaled"
     assert given.reward == 1.0
+
+
+def test_a_task_without_a_verifier_is_split_where_that_is_proven_and_run_by_pytest_where_not(tmp_path: Path) -> None:
+    tests, solution, _ = INCAPABLE["patches"]
+    tasks = [
+        task(task_id="e2e/auto"),
+        task(task_id="e2e/auto-not", hidden_tests={"test_answer.py": tests}, solution={"answer.py": solution}),
+    ]
+
+    async def choose() -> list[tuple[str, float, float]]:
+        by_pytest = PytestVerifier(CalibrationStore(tmp_path / "calibrations"))
+        verifier = AutomaticVerifier(by_pytest, SplitVerifier(by_pytest, ProofStore(tmp_path / "proofs")))
+        states = await StartingStates.open()
+        found = []
+        for each in tasks:
+            start = await states.get(each)
+            case = Case(each, start, start.solution)
+            chosen = await verifier.choose(case)
+            nothing = await verifier.grade_nothing(case)
+            found.append((chosen.verifier_id.partition(":")[0], (await verifier.grade(case)).reward, nothing.reward))
+        return found
+
+    assert asyncio.run(choose()) == [("split", 1.0, 0.0), ("pytest", 1.0, 0.0)]
+    # What was proven is kept.
+    assert len(list((tmp_path / "proofs").glob("*.json"))) == 2

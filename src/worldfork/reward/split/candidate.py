@@ -85,7 +85,7 @@ class Server:
         self._send(answer, frame)
 
     def _encoded(self, result: Any, given: list[Any], before: bytes) -> bytes:
-        """Return the result, then what the arguments' containers hold now, or nothing where all is as it was."""
+        """Return the result, then what the arguments' mutables hold now, or nothing where all is as it was."""
         encoder = Encoder(self._write_other, given)
         encoder.counted(b"t", 2)
         encoder.write(result, 1)
@@ -93,8 +93,8 @@ class Server:
             encoder.write(None, 1)
         else:
             encoder.counted(b"t", len(given))
-            for container in given:
-                encoder.contents(container)
+            for mutable in given:
+                encoder.contents(mutable)
         return encoder.finished()
 
     def _do_import(self, name: str, base: str) -> Any:
@@ -160,7 +160,7 @@ class Server:
         return made
 
     def _write_other(self, encoder: Encoder, value: Any, depth: int) -> bool:
-        """Write what is no plain value: the plain part of the library's own containers, else a handle.
+        """Write what is no plain value: the plain part of the library's own collections, else a handle.
 
         A handle names the object's classes, and in brackets what else could be made of it.
         """
@@ -197,14 +197,14 @@ class Server:
             self._handles[number] = value
         return number
 
-    def _shallow(self, containers: list[Any]) -> bytes:
-        """Return what the containers hold as bytes, to see later whether anything changed."""
-        if not containers:
+    def _shallow(self, mutables: list[Any]) -> bytes:
+        """Return what the mutables hold as bytes, to see later whether anything changed."""
+        if not mutables:
             return b""
-        encoder = Encoder(self._write_other, containers, max_bytes=1 << 30, max_values=1 << 30)
+        encoder = Encoder(self._write_other, mutables, max_bytes=1 << 30, max_values=1 << 30)
         try:
-            for container in containers:
-                encoder.contents(container)
+            for mutable in mutables:
+                encoder.contents(mutable)
         except (Malformed, TypeError):
             return b"too large to compare"
         return bytes(encoder.out)

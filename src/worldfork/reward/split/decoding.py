@@ -170,25 +170,25 @@ _READERS: dict[int, Callable[[Decoder], Any]] = {
 }
 
 
-def apply_contents(container: Any, told: Any) -> None:
-    """Make a container hold what its twin on the other side holds, as `Encoder.contents` wrote it.
+def apply_contents(mutable: Any, told: Any) -> None:
+    """Make a mutable hold what its twin on the other side holds, as `Encoder.contents` wrote it.
 
     Raises:
         Malformed: it cannot.
     """
     try:
-        if type(container) is list:
-            container[:] = told
-        elif type(container) is set:
-            container.clear()
-            container.update(told)
+        if type(mutable) is list:
+            mutable[:] = told
+        elif type(mutable) is set:
+            mutable.clear()
+            mutable.update(told)
         else:
             pairs = dict(zip(told[::2], told[1::2], strict=True))
-            if type(container) is not dict:
+            if type(mutable) is not dict:
                 if not all(type(name) is str and name.isidentifier() and name[:2] != "__" for name in pairs):
                     raise Malformed("an attribute cannot be called so")
-                container = vars(container)
-            container.clear()
-            container.update(pairs)
+                mutable = vars(mutable)
+            mutable.clear()
+            mutable.update(pairs)
     except (TypeError, ValueError):
         raise Malformed("what an argument holds now is malformed") from None

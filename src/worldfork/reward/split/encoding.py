@@ -34,7 +34,7 @@ class Encoder:
     ) -> None:
         self.out = bytearray()
         self.kept = list(known)
-        """The containers that can change, by their numbers."""
+        """The mutables, by their numbers."""
         self.numbers = {id(value): number for number, value in enumerate(self.kept)}
         self.values = 0
         self._other = other
@@ -65,7 +65,7 @@ class Encoder:
         self.out += tag + _U32.pack(count)
 
     def keep(self, value: Any) -> bool:
-        """Number a container; True if it was written before and now as a reference."""
+        """Number a mutable; True if it was written before and now as a reference."""
         if self.was_kept(value):
             return True
         self.numbers[id(value)] = len(self.kept)
@@ -108,7 +108,7 @@ class Encoder:
             self.write(value, depth + 1)
 
     def contents(self, value: Any) -> None:
-        """Write what a container holds now, as a tuple; of a mapping and an object key and value in turn."""
+        """Write what a mutable holds now, as a tuple; of a mapping and an object key and value in turn."""
         if type(value) is list or type(value) is set:
             self.elements(b"t", value, 1)
         else:

@@ -147,8 +147,8 @@ class Stubs:
         try:
             result, changes = decoder.read()
             if changes is not None:
-                for container, change in zip(encoder.kept, changes, strict=True):
-                    apply_contents(container, change)
+                for mutable, change in zip(encoder.kept, changes, strict=True):
+                    apply_contents(mutable, change)
             if kind == b"E":
                 result = self._exception(result)
         except (Malformed, ValueError, TypeError, AttributeError) as error:

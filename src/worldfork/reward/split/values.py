@@ -3,7 +3,7 @@
 This text, with that of `encoding` and `decoding`, runs in three places: on the host, which scans every frame and
 builds nothing of it, and in both forks, where it is sent as it stands. So it imports nothing but the standard library.
 
-A value is a tag of one byte and what the tag asks for. Containers that can change are numbered in the order in
+A value is a tag of one byte and what the tag asks for. Mutables (what can change) are numbered in the order in
 which they begin; `r` and a number is one that came before, so identity and cycles survive.
 """
 
@@ -11,7 +11,7 @@ import struct
 
 MAX_FRAME_BYTES = 4 << 20
 MAX_VALUES = 100_000
-"""In one frame, each element of a container counted."""
+"""In one frame, each element of a collection counted."""
 MAX_DEPTH = 100
 
 _U32 = struct.Struct("<I")

@@ -189,12 +189,12 @@ def test_a_count_makes_nothing_before_its_elements_are_there() -> None:
         read(data)
 
 
-def contents_of(*containers: Any) -> list[Any]:
-    encoder = Encoder(refuse, containers)
-    encoder.counted(b"t", len(containers))
-    for container in containers:
-        encoder.contents(container)
-    return list(Decoder(encoder.finished(), 0, no_special, containers).read())
+def contents_of(*mutables: Any) -> list[Any]:
+    encoder = Encoder(refuse, mutables)
+    encoder.counted(b"t", len(mutables))
+    for mutable in mutables:
+        encoder.contents(mutable)
+    return list(Decoder(encoder.finished(), 0, no_special, mutables).read())
 
 
 def test_containers_get_what_their_twins_hold() -> None:
@@ -210,13 +210,13 @@ def test_containers_get_what_their_twins_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("container", "told"),
+    ("mutable", "told"),
     [([], 5), (set(), ([],)), ({}, ("a",)), ({}, ([], 1)), ({}, None), (type("Node", (), {})(), ("__class__", 1)),
      (type("Node", (), {})(), ("a b", 1)), (type("Node", (), {})(), (1, 1))],
 )  # fmt: skip
-def test_contents_of_another_kind_are_refused(container: Any, told: Any) -> None:
+def test_contents_of_another_kind_are_refused(mutable: Any, told: Any) -> None:
     with pytest.raises(Malformed):
-        apply_contents(container, told)
+        apply_contents(mutable, told)
 
 
 def test_fractions_and_complex_numbers_keep_their_types() -> None:
