@@ -134,6 +134,22 @@ def test_sources_are_rebuilt(tmp_path: Path) -> None:
     assert (bad.end, bad.failed) == ("build_failed", ())
 
 
+def test_nothing_that_a_rebuild_step_left_running_sees_a_test(tmp_path: Path) -> None:
+    watching = (
+        "(while :; do if [ -d tests ]; then rm -rf tests; mkdir -p tests;"
+        " echo 'def test_old(): pass' > tests/test_answer.py; fi; done) >/dev/null 2>&1 </dev/null &"
+    )
+    built = task(
+        task_id="e2e/left",
+        files={"src/answer.py": WRONG, "build.sh": "true\n"},
+        rebuild=("sh", "build.sh"),
+    )
+    cheat, right = grading(
+        tmp_path, built, edits(**{"build.sh": watching}), edits(**{"build.sh": watching, "src/answer.py": RIGHT})
+    )
+    assert (cheat.reward, cheat.passed, right.reward) == (0.0, cheat.untouched, 1.0)
+
+
 REPORTS = """
 import sys, unittest
 sys.path.insert(0, "src")

@@ -21,6 +21,7 @@ BUILD_FAILED = "build_failed"
 """How a grading ends whose rebuild step does not end with 0: no test has passed."""
 
 _MAX_OUTPUT_BYTES = 1 << 20
+_KILL_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ async def _rebuild(sandbox: AsyncSandbox, task: Task) -> CommandResult | None:
         rlimits=((resource.RLIMIT_CORE, 0, 0),),
     )
     if result.ok:
+        await _end_processes(sandbox)
         return None
     if result.reason is Reason.NOT_STARTED:
         raise VerifierError(
@@ -88,3 +90,11 @@ async def _rebuild(sandbox: AsyncSandbox, task: Task) -> CommandResult | None:
     if is_starved(result, waited_s):
         raise overload(task)
     return result
+
+
+async def _end_processes(sandbox: AsyncSandbox) -> None:
+    """End what a rebuild step left running: it would stand beside the tests.
+
+    One call of kill(2), during which the kernel lets no process be made; it spares its caller and PID 1.
+    """
+    await sandbox.run("/bin/sh", ["-c", "kill -KILL -1"], timeout=_KILL_S, max_output_bytes=1 << 16)

@@ -124,9 +124,12 @@ REBUILT = ("make", "-s")
 
 
 def test_sources_are_rebuilt_before_there_are_tests() -> None:
-    sandbox = PlayedSandbox(a_result(b""), a_result(PASSED), files=START)
+    sandbox = PlayedSandbox(a_result(b""), a_result(b""), a_result(PASSED), files=START)
     trial = run(sandbox, a_task(rebuild=REBUILT), edits(a_py=b"mine"))
-    assert [call["command"] for call in sandbox.calls] == ["make", "python"]
+    assert [call["command"] for call in sandbox.calls] == ["make", "/bin/sh", "python"]
+    # Nothing that the rebuild step left running sees a test.
+    assert sandbox.calls[1]["args"] == ["-c", "kill -KILL -1"]
+    assert "/workspace/test_a.py" not in sandbox.seen[1]
     assert sandbox.seen[0]["/workspace/a.py"] == b"mine"
     assert "/workspace/test_a.py" not in sandbox.seen[0]
     assert trial.report.passed == {"t::a"}
