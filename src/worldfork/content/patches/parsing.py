@@ -267,11 +267,11 @@ class _Parser:
         head = _HUNK.match(lines.take())
         if head is None:
             raise refusal(path, "its head is not `@@ -LINE,COUNT +LINE,COUNT @@`", number)
-        left = {"-": int(head[2] or 1), "+": int(head[4] or 1)}
+        old_n, new_n = int(head[2] or 1), int(head[4] or 1)
         old: list[bytes] = []
         new: list[bytes] = []
         touched: tuple[list[bytes], ...] = ()
-        while left["-"] or left["+"] or (touched and lines.starts(b"\\ ")):
+        while len(old) < old_n or len(new) < new_n or (touched and lines.starts(b"\\ ")):
             if lines.over:
                 raise refusal(path, "it ends before all its lines are there", number)
             line = lines.take()
@@ -283,12 +283,10 @@ class _Parser:
                 continue
             if sign not in (b" ", b"-", b"+", b""):
                 raise refusal(path, f"a line begins with {sign!r}, or it has fewer than its head counts", number)
-            touched = {b"-": (old,), b"+": (new,)}.get(sign, (old, new))
-            for mark, lines_of_it in (("-", old), ("+", new)):
-                if any(lines_of_it is each for each in touched):
-                    lines_of_it.append(line[1:] + b"\n")
-                    left[mark] -= 1
-            if min(left.values()) < 0:
+            touched = (old,) if sign == b"-" else (new,) if sign == b"+" else (old, new)
+            for side in touched:
+                side.append(line[1:] + b"\n")
+            if len(old) > old_n or len(new) > new_n:
                 raise refusal(path, "it has more lines than its head counts", number)
         for made in (old, new):
             if any(not line.endswith(b"\n") for line in made[:-1]):
