@@ -58,6 +58,8 @@ class _Ground:
         self._sandbox = sandbox
         self._directories: set[str] = set()
         """Known to be such, and no links."""
+        self._emptied: set[str] = set()
+        """Nothing was left at and below these."""
 
     async def put_all(self, files: Mapping[str, tuple[bytes, int]]) -> None:
         """Write files, each a content and a mode; some at a time."""
@@ -66,13 +68,15 @@ class _Ground:
         await work([partial(self._put, path, *file) for path, file in files.items()])
 
     async def _put(self, path: str, content: bytes, mode: int) -> None:
-        await self._delete(path)
+        if self._emptied.isdisjoint((*_parents(path), path)):
+            await self._delete(path)
         await self._sandbox.write_file(inside_task(path), content, mode=mode)
 
     async def remove(self, path: str) -> None:
         """Remove whatever is at a path."""
         if await self._is_reached(path):
             await self._delete(path)
+        self._emptied.add(path)
         self._directories = {each for each in self._directories if not f"{each}/".startswith(f"{path}/")}
 
     async def _clear(self, path: str) -> None:
