@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from worldfork.core.clock import Clock, SystemClock
-from worldfork.core.errors import ConfigError, OutOfSpace, SandboxDied, VerifierError, WorldforkError
+from worldfork.core.errors import OutOfSpace, SandboxDied, VerifierError, WorldforkError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.edits import Edits
 from worldfork.records.episode import Episode, Failure, FailureKind, Timings
@@ -96,6 +96,7 @@ class Attempt:
         self._began_s = setting.clock.monotonic_s()
         self._holds = contextlib.AsyncExitStack()
         self._carried: Carried | None = None
+        self._diff: bytes | None = None
 
     @property
     def task(self) -> Task:
@@ -215,6 +216,15 @@ class Attempt:
             self.end_snapshot_id = None
         self._timings = replace(self._timings, stop_s=self.setting.clock.monotonic_s() - began_s)
 
+    async def describe(self) -> None:
+        """Make the diff of what was left, for people; an episode without one is whole."""
+        edits = self.edits
+        if edits is None or edits.empty:
+            return
+        with contextlib.suppress(WorldforkError, OSError):
+            # What a policy left may take seconds to compare, and the starting state lies on the disk.
+            self._diff = await asyncio.to_thread(lambda: diff_of(self.setting.start.originals, edits))
+
     def stop(self, code: str, message: str) -> None:
         """Take the attempt as given up because the run is over."""
         self.failure, self.grade = Failure(FailureKind.STOPPED, code, message), None
@@ -223,7 +233,7 @@ class Attempt:
         """Return the episode as it stands."""
         trajectory = self.recorder.trajectory()
         edits = None if self.edits is None else self.edits.to_bytes()
-        diff = self._diff()
+        diff = self._diff
         record = trajectory_bytes(trajectory) if trajectory.steps or trajectory.facts else None
         grade = None if self.failure else self.grade
         total_s = self.setting.clock.monotonic_s() - self._began_s
@@ -256,15 +266,6 @@ class Attempt:
         if grade is not None:
             episode = graded(episode, grade)
         return Outcome(episode, tuple(blob for blob in (edits, diff, record) if blob is not None))
-
-    def _diff(self) -> bytes | None:
-        if self.edits is None or self.edits.empty:
-            return None
-        try:
-            return diff_of(self.setting.start.originals, self.edits)
-        except ConfigError:
-            # For people alone; a name that no diff can say is in the edits.
-            return None
 
     @contextlib.asynccontextmanager
     async def _stage(self, kind: FailureKind, budget_s: float | None, what: str, timing: str) -> AsyncIterator[None]:

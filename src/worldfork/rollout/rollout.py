@@ -27,6 +27,7 @@ async def run_rollout(which: Which, policy: Agent, setting: Setting) -> Outcome:
         await attempt.act(policy)
         await attempt.carry()
         await attempt.judge()
+        await attempt.describe()
     except asyncio.CancelledError:
         attempt.stop("cancelled", "the rollout was cancelled")
         raise
