@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
 
 from worldfork.core.clock import Clock, SystemClock
 from worldfork.core.errors import OutOfSpace, SandboxDied, VerifierError, WorldforkError
@@ -24,19 +23,13 @@ from worldfork.records.task import Task
 from worldfork.reward.carry import Carried, carry_out
 from worldfork.reward.patching import diff_of
 from worldfork.reward.verifier import Case, Grade, Start, Verifier, checked_reward
+from worldfork.rollout.bounds import TurnOver, bounded
 from worldfork.rollout.faults import blame, failure_of
 from worldfork.rollout.leftovers import end_label
 from worldfork.rollout.recording import RecordedSandbox, Recorder
 from worldfork.rollout.run_directory import trajectory_bytes
 from worldfork.rollout.turn import Agent, Turn
 from worldfork.store.faultpoints import fault
-
-T = TypeVar("T")
-
-_SETTLE_S = 5.0
-"""How long a policy whose time is over may take to let go. Its sandbox is ended then, whatever it does."""
-_STRAYS: set[asyncio.Task[Any]] = set()
-"""Policies that did not let go; kept so that they are not collected in the middle."""
 
 
 @dataclass(frozen=True)
@@ -312,66 +305,6 @@ class Attempt:
             FailureKind.MEMORY, "host_memory", "the host ended a process for memory that was within its limit"
         )
         return True
-
-
-class TurnOver(Exception):
-    """The time of a policy's turn is over."""
-
-
-async def bounded(work: Coroutine[Any, Any, T], limit_s: float) -> T:
-    """Await a policy's work for so long; one that does not let go is left behind.
-
-    Raises:
-        TurnOver: its time is over.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        done, _ = await asyncio.wait({task}, timeout=limit_s)
-    except asyncio.CancelledError:
-        await _settle(task)
-        raise
-    if not done:
-        await _settle(task)
-        raise TurnOver
-    if task.cancelled():
-        # A policy that cancelled itself broke; what cancels a rollout comes from outside.
-        raise RuntimeError("the policy cancelled its own turn")
-    return task.result()
-
-
-async def _settle(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    _, left = await _shielded(asyncio.wait({task}, timeout=_SETTLE_S))
-    if left:
-        _STRAYS.add(task)
-        task.add_done_callback(_STRAYS.discard)
-    task.add_done_callback(_look)
-
-
-def _look(task: asyncio.Task[Any]) -> None:
-    """Retrieve what a policy ended with after its turn was over; nobody else asks."""
-    if not task.cancelled():
-        task.exception()
-
-
-async def _shielded(work: Awaitable[T]) -> T:
-    """Await work to its end although the caller is cancelled; the cancellation passes on afterwards."""
-    inner = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not inner.done():
-        try:
-            await asyncio.shield(inner)
-        except asyncio.CancelledError as error:
-            if inner.cancelled():
-                raise
-            cancelled = error
-        except Exception:
-            break
-    if cancelled is not None:
-        if not inner.cancelled():
-            inner.exception()
-        raise cancelled
-    return inner.result()
 
 
 def graded(episode: Episode, grade: Grade) -> Episode:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from worldfork.core.clock import Clock
 from worldfork.core.errors import WorldforkError
@@ -15,6 +15,7 @@ from worldfork.records.episode import Episode, Failure, FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.verifier import Start, Verifier
 from worldfork.rollout.attempt import Outcome, Setting, Which
+from worldfork.rollout.bounds import to_its_end
 from worldfork.rollout.faults import Faults
 from worldfork.rollout.journal import Journal, Key
 from worldfork.rollout.rollout import failed_before, run_rollout
@@ -101,7 +102,7 @@ class Crew:
         finally:
             deadline.cancel()
             if self._unwritten:
-                await _to_its_end(asyncio.to_thread(self._store, self._take_unwritten()))
+                await to_its_end(asyncio.to_thread(self._store, self._take_unwritten()))
 
     async def _take_jobs(self, jobs: Iterator[Job]) -> None:
         for job in jobs:
@@ -118,7 +119,7 @@ class Crew:
         except asyncio.CancelledError:
             # Siblings are settled, not dropped: each clears its sandbox away before this passes on.
             running.cancel()
-            await _to_its_end(asyncio.wait({running}))
+            await to_its_end(asyncio.wait({running}))
             raise
         finally:
             self._running.pop(key, None)
@@ -260,7 +261,7 @@ class Crew:
         self._unwritten.append(outcome)
         async with self._writing:
             if self._unwritten:
-                await _to_its_end(asyncio.to_thread(self._store, self._take_unwritten()))
+                await to_its_end(asyncio.to_thread(self._store, self._take_unwritten()))
 
     def _take_unwritten(self) -> list[Outcome]:
         batch, self._unwritten = self._unwritten, []
@@ -284,13 +285,3 @@ def _better(one: Episode | None, other: Episode) -> Episode:
     if one is None:
         return other
     return max(one, other, key=lambda each: (each.reward if each.reward is not None else -1.0, -each.index))
-
-
-async def _to_its_end(work: Coroutine[Any, Any, Any]) -> None:
-    """Await work that must not be left half done; a cancellation passes on after its end."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await task
-        raise

@@ -14,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import Coroutine
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from worldfork.core.clock import SystemClock
 from worldfork.core.errors import ConfigError, NotFound, SandboxDied, WorldforkError
@@ -31,6 +30,7 @@ from worldfork.records.trajectory import Trajectory
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.verifier import Verifier
 from worldfork.rollout.attempt import Attempt, Setting, Which
+from worldfork.rollout.bounds import to_its_end
 from worldfork.rollout.faults import failure_of
 from worldfork.rollout.judging import cpus, judges
 from worldfork.rollout.ledger import End, Facts, Ledger, forget_old
@@ -38,8 +38,6 @@ from worldfork.rollout.leftovers import sweep_once
 from worldfork.rollout.recording import RecordedSandbox, Recorder
 from worldfork.rollout.starts import StartingState, StartingStates
 from worldfork.sandbox.command import CommandResult
-
-T = TypeVar("T")
 
 DEFAULT_TTL_S = 3600.0
 _GRADE_WAIT_S = 86_400.0
@@ -223,7 +221,7 @@ class AsyncRollout:
             episode = await self._grade(policy_end, keep)
             await here.work(lambda: self._ledger.set_episode(episode))
             if self._ledger.closed:
-                await _to_its_end(self._clear())
+                await to_its_end(self._clear())
             return episode
 
     async def edits(self) -> Edits | None:
@@ -245,7 +243,7 @@ class AsyncRollout:
         self._ledger.set_closed()
         with contextlib.suppress(WorldforkError, OSError):
             async with self._ledger.turn(0.0 if self._is_dead() else self._task.limits.stop_wall_s):
-                await _to_its_end(self._clear())
+                await to_its_end(self._clear())
 
     def _is_dead(self) -> bool:
         return not self._ledger.path.exists()
@@ -264,13 +262,13 @@ class AsyncRollout:
         attempt.policy_end = policy_end
         attempt.time_turn(max(0.0, SystemClock().now_s() - facts.opened_s))
         # What was begun here is brought to its end even for a caller that is gone: half of it would look like a death.
-        lost = await _to_its_end(self._carry(attempt))
+        lost = await to_its_end(self._carry(attempt))
         if lost is not None:
             return _failed(which, started_s, lost)
         try:
             await attempt.judge()
         finally:
-            await _to_its_end(attempt.clear())
+            await to_its_end(attempt.clear())
         return attempt.outcome().episode
 
     async def _find_start(self) -> StartingState:
@@ -426,13 +424,3 @@ def _failed(which: Which, started_s: float, failure: Failure) -> Episode:
         seed=which.seed,
         attempt=which.attempt,
     )
-
-
-async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Await work that must not be left half done; a cancellation passes on after its end."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise

@@ -9,6 +9,7 @@ import asyncio
 
 from worldfork.records.episode import Episode, FailureKind
 from worldfork.rollout.attempt import Attempt, Outcome, Setting, Which
+from worldfork.rollout.bounds import to_its_end
 from worldfork.rollout.faults import failure_of
 from worldfork.rollout.turn import Agent
 
@@ -33,12 +34,7 @@ async def run_rollout(which: Which, policy: Agent, setting: Setting) -> Outcome:
         raise
     finally:
         # A second cancellation must not leave a sandbox behind.
-        clearing = asyncio.ensure_future(attempt.clear())
-        try:
-            await asyncio.shield(clearing)
-        except asyncio.CancelledError:
-            await clearing
-            raise
+        await to_its_end(attempt.clear())
     return attempt.outcome()
 
 

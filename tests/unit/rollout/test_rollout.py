@@ -25,7 +25,7 @@ from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.episode import Episode, FailureKind
 from worldfork.records.task_limits import TaskLimits
 from worldfork.reward.verifier import Grade
-from worldfork.rollout import attempt, faults
+from worldfork.rollout import attempt, bounds, faults
 from worldfork.rollout.attempt import Setting, Which
 from worldfork.rollout.rollout import run_rollout
 
@@ -168,7 +168,7 @@ def test_a_turn_that_lasts_too_long_is_graded() -> None:
 
 
 def test_a_policy_that_does_not_let_go_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt, "_SETTLE_S", 0.02)
+    monkeypatch.setattr(bounds, "SETTLE_S", 0.02)
 
     async def cling(sandbox: Any, turn: Any) -> None:
         for _ in range(20):
