@@ -21,8 +21,9 @@ from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.door import through
 from worldfork.records.episode import FailureKind
 from worldfork.reward.verifier import Case, Grade
-from worldfork.rollout.opened import AsyncRollout, Rollout, open_rollout
+from worldfork.rollout.opened import AsyncRollout, open_rollout
 from worldfork.rollout.starts import StartingStates
+from worldfork.rollout.synchronous import Rollout
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLVE = f"printf '{RIGHT.strip()}\\n' > answer.txt"
@@ -91,7 +92,7 @@ def test_another_process_grades_what_this_one_opened(starts: StartingStates) -> 
     rollout = opened(starts)
     rollout.sh(SOLVE)
     program = (
-        "import json, sys; from tests.faults.rolling import Forked; from worldfork.rollout.opened import Rollout\n"
+        "import json, sys; from tests.faults.rolling import Forked; from worldfork.rollout.synchronous import Rollout\n"
         "found = Rollout.attach(sys.argv[1], verifier=Forked())\n"
         "print(json.dumps([found.sh('cat answer.txt').stdout, found.grade().to_json()]))"
     )

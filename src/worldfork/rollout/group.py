@@ -14,7 +14,6 @@ from typing import Any
 from worldfork.core.clock import SystemClock
 from worldfork.core.errors import ConfigError
 from worldfork.core.ids import content_id
-from worldfork.lineage.door import through
 from worldfork.lineage.place import place
 from worldfork.lineage.snapshots import SnapshotInfo
 from worldfork.records.episode import Episode, Failure, FailureKind
@@ -74,11 +73,6 @@ class Group:
 async def run_group(task: Task, policy: object, n: int, **options: Any) -> Group:
     """Run one task `n` times from the same starting state. Options and errors as in `run_rollouts`."""
     return Group(task, tuple(await run_rollouts([task], policy, n=n, **options)))
-
-
-def run_group_blocking(task: Task, policy: object, n: int, **options: Any) -> Group:
-    """The same for synchronous callers, from any thread."""
-    return through(run_group(task, policy, n, **options))
 
 
 async def run_rollouts(

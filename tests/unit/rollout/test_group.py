@@ -14,7 +14,7 @@ from worldfork.records.episode import Episode, FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.advantages import grpo
 from worldfork.reward.verifier import Case, Grade
-from worldfork.rollout import attempt, crew, group
+from worldfork.rollout import attempt, crew, group, synchronous
 from worldfork.rollout.faults import FaultRules
 from worldfork.rollout.group import Group, run_group, run_rollouts, stream_rollouts
 from worldfork.rollout.journal import Journal, read_journal
@@ -394,3 +394,10 @@ def test_a_journal_that_cannot_be_written_ends_the_run(tmp_path: Path, monkeypat
     monkeypatch.setattr(Journal, "append", full)
     with pytest.raises(OSError, match="no space left"):
         roll(n=8, concurrency=1, run=tmp_path)
+
+
+def test_synchronous_callers_have_the_same() -> None:
+    options: dict[str, Any] = {"starts": Starts(boxes()), "verifier": Verifier(), "n": 2}
+    assert [each.reward for each in synchronous.run_rollouts([a_task()], Acting(), **options)] == [0.5, 0.5]
+    assert sorted(each.index for each in synchronous.stream_rollouts([a_task()], Acting(), **options)) == [0, 1]
+    assert synchronous.run_group(a_task(), Acting(), options.pop("n"), **options).rewards == [0.5, 0.5]
