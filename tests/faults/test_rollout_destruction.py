@@ -13,6 +13,8 @@ from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.episode import Episode
 from worldfork.rollout.group import run_rollouts
 
+pytestmark = pytest.mark.filterwarnings("ignore:no cgroup of this host:RuntimeWarning")
+
 DEEDS = [
     "kill -9 -1",
     "kill -9 1; kill -TERM 1; kill -ABRT 1",

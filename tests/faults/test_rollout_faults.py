@@ -22,6 +22,8 @@ from worldfork.rollout.faults import FaultRules
 from worldfork.rollout.group import run_rollouts
 from worldfork.store import faultpoints
 
+pytestmark = pytest.mark.filterwarnings("ignore:no cgroup of this host:RuntimeWarning")
+
 GROUP = 8
 ONCE = FaultRules(retries={}, same_in_task=1000, breaker=1000)
 AGAIN = FaultRules(pause_s=0.01, breaker=1000)

@@ -25,6 +25,8 @@ from worldfork.rollout.opened import AsyncRollout, open_rollout
 from worldfork.rollout.starts import StartingStates
 from worldfork.rollout.synchronous import Rollout
 
+pytestmark = pytest.mark.filterwarnings("ignore:no cgroup of this host:RuntimeWarning")
+
 ROOT = Path(__file__).resolve().parents[2]
 SOLVE = f"printf '{RIGHT.strip()}\\n' > answer.txt"
 

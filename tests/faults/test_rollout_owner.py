@@ -20,6 +20,8 @@ from worldfork.lineage import place as places
 from worldfork.rollout.journal import Journal
 from worldfork.rollout.stored import StoredRun
 
+pytestmark = pytest.mark.filterwarnings("ignore:no cgroup of this host:RuntimeWarning")
+
 ROOT = Path(__file__).resolve().parents[2]
 LIVE_S = 60.0
 
