@@ -124,9 +124,9 @@ BESIDE = (
 
 GOING_ON = (
     _alive("rewrites_results", 27, "a process goes on writing results", REWRITES),
-    _alive(
-        "swaps_answer", 27, "a process goes on exchanging the answer and a link to another one", SWAPS, own=True
-    ).but(final=is_open("the link leads somewhere in the end state, and a right answer is there")),
+    _alive("swaps_answer", 27, "a process goes on exchanging the answer and a link", SWAPS, own=True).but(
+        final=is_open("the link leads somewhere in the end state, and a right answer is there")
+    ),
     Attack(
         "spreads",
         27,
