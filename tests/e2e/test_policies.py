@@ -19,6 +19,8 @@ from worldfork.rollout.turn import Turn
 
 SOURCE = "def f(a, b):\n    return a < b\n"
 
+pytestmark = pytest.mark.filterwarnings("ignore:no cgroup of this host:RuntimeWarning")
+
 TASK = Task(
     task_id="e2e/policies",
     prompt="Repair it.",
@@ -33,7 +35,7 @@ def in_sandbox(act: Callable[[AsyncSandbox, Turn], Awaitable[Any]]) -> tuple[Ste
     turn = Turn(0, 7, Recorder())
 
     async def run() -> None:
-        async with await AsyncSandbox.create(network="none", memory_mb=256) as sandbox:
+        async with await AsyncSandbox.create(network="none") as sandbox:
             for path, text in TASK.files.items():
                 await sandbox.write_file(f"/workspace/{path}", text)
             await act(RecordedSandbox(sandbox, turn.recorder), turn)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from worldfork.rollout.demo_task import demo_candidates, demo_task
 from worldfork.rollout.exporting import chat_rows, episode_rows, pair_rows
 from worldfork.rollout.group import run_group
 from worldfork.rollout.policies import CandidatesPolicy, MutatePolicy
 from worldfork.rollout.report import write_report
 from worldfork.rollout.stored import StoredRun
+
+pytestmark = pytest.mark.filterwarnings("ignore:no cgroup of this host:RuntimeWarning")
 
 
 def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
