@@ -304,11 +304,11 @@ async def _exactly(sock: socket.socket, size: int) -> bytes:
 async def _readable(sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(sock, _settle, ready)
+    loop.add_reader(sock.fileno(), _settle, ready)
     try:
         await ready
     finally:
-        loop.remove_reader(sock)
+        loop.remove_reader(sock.fileno())
 
 
 def _settle(ready: asyncio.Future[None]) -> None:

@@ -92,7 +92,8 @@ class Transport:
         sock.setblocking(False)
         _follow_fork()
         _live.add(self)
-        self._loop.add_reader(sock, self._readable)
+        # By number: asyncio describes a socket object to itself each time, with two system calls.
+        self._loop.add_reader(sock.fileno(), self._readable)
 
     def close(self) -> None:
         """End the connection. What runs here without `keep` is killed; calls under way raise. Idempotent."""
@@ -122,7 +123,7 @@ class Transport:
             return  # what it sent before it went is still to be read; the end is seen there
         if sent < len(data):
             self._outgoing += memoryview(data)[sent:]
-            self._loop.add_writer(self._socket, self._writable)
+            self._loop.add_writer(self._socket.fileno(), self._writable)
 
     def abandon(self) -> None:
         """Close the socket and no more: in a forked child, which shares the event loop's epoll object."""
@@ -207,7 +208,7 @@ class Transport:
         else:
             del self._outgoing[:sent]
         if not self._outgoing:
-            self._loop.remove_writer(self._socket)
+            self._loop.remove_writer(self._socket.fileno())
 
     def _end(self, ending: str) -> None:
         if self._ending:
@@ -215,8 +216,8 @@ class Transport:
         self._ending = ending
         _live.discard(self)
         if not self._loop.is_closed():
-            self._loop.remove_reader(self._socket)
-            self._loop.remove_writer(self._socket)
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
         for descriptor in self.descriptors:
             os.close(descriptor)
