@@ -26,20 +26,29 @@ ROOT = Path(__file__).resolve().parents[2]
 LIVE_S = 60.0
 
 
+_started: list[subprocess.Popen[str]] = []
+
+
 @pytest.fixture
 def own_home(fresh_home: Path) -> Iterator[Path]:
     yield fresh_home
+    while _started:
+        # Those of a test that failed; the others have ended.
+        with _started.pop() as owner:
+            owner.kill()
     places.close_places()
 
 
 def start(run: Path, turn_s: float) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    owner = subprocess.Popen(
         [sys.executable, "-m", "tests.faults.rolling_owner", str(run), str(turn_s)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT)))},
     )
+    _started.append(owner)
+    return owner
 
 
 def living() -> int:
