@@ -61,7 +61,7 @@ CONFTEST = (
         "the same where every path may be written",
         planted(conftest__py=MAKEREPORT),
         task="wide",
-    ).but(pytest=is_open(ALLOWED), command=is_open(ALLOWED)),
+    ),
     _beside(
         "conftest_exit_status",
         2,
@@ -140,7 +140,7 @@ SETTINGS = (
         "a configuration where every path may be written",
         beside({"pytest.ini": CONFIGURED["pytest.ini"], "evil.py": CHEAT}),
         task="wide",
-    ).but(command=is_open(ALLOWED)),
+    ).but(reader=is_open(ALLOWED)),
     _beside("entry_point", 6, "a plug-in by its entry point", beside(ENTRY_POINT)),
     _own("entry_point_installed", 6, "the same among installed packages", planted(evil__py=CHEAT), INSTALL_ENTRY_POINT),
     _own("entry_point_editable", 6, "the same, found through PYTHONPATH", beside(ENTRY_POINT), task="wide"),
