@@ -334,7 +334,10 @@ def test_code_that_sleeps_is_no_overload() -> None:
 
 
 def test_results_so_far_count_when_the_tests_are_ended() -> None:
-    episode = code("import os\ndef value(x):\n    if x == 2: os._exit(0)\n    return x + 1\n")
+    ending = "import os\ndef value(x):\n    if x == 2: os._exit(0)\n    return x + 1\n"
+    apart = code(ending)
+    assert len(apart.passed) == 2, "where code under test runs apart, the other tests go on"
+    episode = code(ending, of=task(verifier={"kind": "pytest"}))
     assert episode.passed == ("test_answer.py::test_one",)
     assert episode.failed == ()
 
@@ -368,7 +371,8 @@ def test_a_run_is_resumed_without_repeating_what_is_done(tmp_path: Path) -> None
     class Fails:
         policy_id = "fails-first"
 
-        async def act(self, sandbox: AsyncSandbox, task: Task, index: int) -> None:
+        async def agent(self, sandbox: AsyncSandbox, task: Task, turn: Turn) -> None:
+            index = turn.index
             seen.append(index)
             if index == 1 and fails:
                 raise PolicyError("not now")
