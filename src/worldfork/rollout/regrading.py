@@ -61,14 +61,15 @@ async def regrade(
         on_episode: called with each as it ends, once it is written.
 
     Returns:
-        By the order of the run. Episodes that a fault of ours left without anything to grade are not among them.
+        By the order of the run. Episodes of which nobody knows what their policy left are not among them; one whose
+        stored edits are gone or damaged has a failure of kind `carry`, never the reward 0.
 
     Raises:
-        ConfigError: the verifier is none. NotFound: a task is not known. Corrupt: what was stored is damaged.
+        ConfigError: the verifier is none. NotFound: a task is not known.
         OSError: the results could not be written.
     """
     judge = _judge(verifier)
-    chosen = [each for each in run.episodes if each.valid or each.edits is not None]
+    chosen = [each for each in run.episodes if each.edits is not None or _left_nothing(each)]
     jobs = [(each, _task_of(run, each, verifier)) for each in chosen]
     if not jobs:
         return []
@@ -103,13 +104,13 @@ class _Work:
         self._writing = asyncio.Lock()
 
     async def do(self, jobs: Sequence[tuple[Episode, Task]], width: int) -> list[Regraded]:
-        known = {each.key: each for each in self._journal.episodes() if each.valid}
+        known = {_state_of(each): each for each in self._journal.episodes() if each.valid}
         results: dict[int, Regraded] = {}
         waiting = iter(enumerate(jobs))
 
         async def take_turns() -> None:
             for place, (before, task) in waiting:
-                after = known.get(before.key)
+                after = known.get(_state_of(before))
                 if after is None:
                     after = await self._grade(before, task)
                     async with self._writing:
@@ -130,13 +131,14 @@ class _Work:
         clock = SystemClock()
         began_s = clock.monotonic_s()
         judge = self._judge(task)
-        stage = FailureKind.START
         after = replace(
             before, verifier_id=judge.verifier_id, trust=judge.trust, started_s=clock.now_s(), parts={}, expected=(),
             passed=(), failed=(), untouched=(), grade_end=None, grading_sandbox_id=None, reward=0.0, failure=None,
         )  # fmt: skip
-        edits = self._run.edits(before)
+        stage = FailureKind.CARRY
         try:
+            edits = self._edits(before)
+            stage = FailureKind.START
             start = await self._states.get(task)
             stage = FailureKind.GRADING
             case = self._case(before, task, start, edits, judge)
@@ -151,6 +153,13 @@ class _Work:
             total_s=clock.monotonic_s() - began_s,
         )
         return replace(graded(after, grade), timings=timings, snapshot_id=start.snapshot_id)
+
+    def _edits(self, before: Episode) -> Edits | None:
+        """Return what the policy left; None only where it is known that this was nothing."""
+        edits = self._run.edits(before)
+        if edits is None and before.edits is not None:
+            raise NotFound(f"the run does not hold what rollout {before.index} left", digest=before.edits)
+        return edits
 
     def _case(self, before: Episode, task: Task, start: Start, edits: Edits | None, judge: Verifier) -> Case:
         if judge.needs_end and edits is not None and before.final_snapshot_id is None:
@@ -169,6 +178,16 @@ class _Work:
             end_snapshot_id=before.final_snapshot_id if judge.needs_end else None,
             trajectory=self._run.trajectory(before),
         )
+
+
+def _left_nothing(episode: Episode) -> bool:
+    """Tell whether the sandbox did not live to be read, by the policy's own doing."""
+    return episode.valid and episode.edits is None and episode.policy_end not in ("finished", "timed_out")
+
+
+def _state_of(episode: Episode) -> tuple[object, ...]:
+    """Return what was graded: a rollout that was run again left another state."""
+    return episode.key, episode.edits, episode.sandbox_id, episode.attempt
 
 
 def _judge(verifier: Mapping[str, Any] | Verifier | None) -> Callable[[Task], Verifier]:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.rollout.acting import Start, Starts, Verifier, a_task
 
-from worldfork.core.errors import Corrupt, NotFound, VerifierError
+from worldfork.core.errors import NotFound, VerifierError
 from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.episode import Episode, Failure, FailureKind
 from worldfork.reward.verifier import Case, Grade
@@ -95,10 +96,35 @@ def test_a_final_state_that_was_not_kept_cannot_be_looked_at(run: RunDirectory) 
     assert "did not keep" in failure.message
 
 
-def test_a_task_that_is_not_known_and_a_piece_that_is_damaged(run: RunDirectory) -> None:
+def test_a_task_that_is_not_known(run: RunDirectory) -> None:
     with pytest.raises(NotFound):
         asyncio.run(regrade(StoredRun(run.path, tasks=[]), verifier=Verifier()))
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_what_cannot_be_read_any_more_is_no_score(damaged: bool, run: RunDirectory) -> None:
     for blob in (run.path / "blobs").rglob("*.zst"):
-        blob.write_bytes(b"damaged")
-    with pytest.raises(Corrupt):
-        again(run, Verifier())
+        if damaged:
+            blob.write_bytes(b"damaged")
+        else:
+            blob.unlink()
+    results = again(run, Verifier())
+    kinds = [each.after.failure.kind if each.after.failure else None for each in results]
+    assert kinds == [FailureKind.CARRY, FailureKind.CARRY, None, FailureKind.CARRY]
+    assert [each.after.reward for each in results] == [None, None, 0.0, None]
+
+
+def test_episodes_that_never_named_what_was_left_are_left_out(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    with run.open_journal() as journal:
+        run.put_tasks([a_task()])
+        journal.append([Episode("played/one", a_task().task_hash, "p", 0, 1.0)])
+    assert again(run, Verifier()) == []
+
+
+def test_a_rollout_that_was_run_again_is_graded_again(run: RunDirectory) -> None:
+    again(run, Verifier(give=by_content))
+    (other,) = run.put([Edits({"a.py": EditedFile(b"bad")}).to_bytes()])
+    with run.open_journal() as journal:
+        journal.append([replace(StoredRun(run.path).episodes[0], edits=other, sandbox_id="sb-9")])
+    assert again(run, Verifier(give=by_content))[0].after.reward == 0.0
