@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from tests.faults.rolling import Acting, Forked, a_task, solve, states
 
 from worldfork.core.errors import SandboxDied
 from worldfork.lineage.asynchronous import AsyncSandbox
-from worldfork.records.episode import Episode
+from worldfork.records.episode import Episode, FailureKind
+from worldfork.rollout.faults import FaultRules
 from worldfork.rollout.group import run_rollouts
 
 pytestmark = pytest.mark.filterwarnings("ignore:no cgroup of this host:RuntimeWarning")
@@ -94,3 +96,20 @@ def test_what_runs_on_after_the_turn_changes_nothing_any_more() -> None:
     assert episode.reward in (0.0, 1.0)
     assert episode.timings.carry_s is not None
     assert episode.timings.carry_s < 20
+
+
+def test_a_sandbox_that_another_process_ends_is_no_score() -> None:
+    async def wait(sandbox: AsyncSandbox, turn: Any) -> None:
+        program = "import sys; from worldfork import Sandbox; Sandbox.connect(sys.argv[1]).terminate()"
+        ending = await asyncio.create_subprocess_exec(sys.executable, "-c", program, sandbox.sandbox_id)
+        assert await ending.wait() == 0
+        await sandbox.sh("true")
+
+    async def one() -> Episode:
+        rules = FaultRules(retries={})
+        rolling = run_rollouts([a_task()], Acting(wait), starts=await states(), verifier=Forked(), rules=rules)
+        return (await rolling)[0]
+
+    failure = asyncio.run(one()).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.LOST

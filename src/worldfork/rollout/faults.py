@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from worldfork.core.errors import CommandError, OutOfSpace, PathError, SandboxDied, WorldforkError
 from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.lineage.deaths import asked
 from worldfork.lineage.place import place
 from worldfork.records.death import DeathCause
 from worldfork.records.episode import Failure, FailureKind
@@ -28,7 +29,7 @@ _DEATHS = {
     DeathCause.OUTSIDE: FailureKind.LOST,
     DeathCause.UNKNOWN: FailureKind.LOST,
 }
-"""What is ours. A sandbox that broke by itself, took too much disk or was told to end by its policy is the policy's."""
+"""What is ours. A sandbox that broke by itself or took too much disk is the policy's."""
 
 RETRIES: Mapping[FailureKind, int] = {
     FailureKind.START: 1,
@@ -74,6 +75,9 @@ async def blame(sandbox: AsyncSandbox, error: Exception, stage: FailureKind) -> 
     death = await sandbox.cause_of_death()
     if death is not None:
         kind = _DEATHS.get(death.cause)
+        if death.cause is DeathCause.ENDED and death.detail != asked().detail:
+            # Asked by another process: nothing says that the policy did. By a handle of this one it was its program.
+            kind = FailureKind.LOST
         return None if kind is None else Failure(kind, SandboxDied.code, death.detail[:MAX_MESSAGE_CHARACTERS])
     if isinstance(error, PathError):
         # A file system in memory, of which each sandbox has some, is filled by who is in it.

@@ -20,6 +20,7 @@ from worldfork.core.errors import (
     SandboxDied,
     VerifierError,
 )
+from worldfork.lineage.deaths import asked
 from worldfork.records.death import Death, DeathCause, LimitHits
 from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.episode import Episode, FailureKind
@@ -181,12 +182,12 @@ def test_a_policy_that_does_not_let_go_is_left_behind(monkeypatch: pytest.Monkey
     assert (episode.reward, episode.policy_end) == (0.5, "timed_out")
 
 
-@pytest.mark.parametrize("cause", [DeathCause.DISK, DeathCause.CRASHED, DeathCause.ENDED])
+@pytest.mark.parametrize("death", [Death(DeathCause.DISK, ""), Death(DeathCause.CRASHED, ""), asked()])
 @pytest.mark.parametrize("error", [None, SandboxDied("gone"), RuntimeError("its tool broke")])
-def test_a_death_of_its_own_doing_earns_nothing(cause: DeathCause, error: Exception | None, carrying: Carrying) -> None:
+def test_a_death_of_its_own_doing_earns_nothing(death: Death, error: Exception | None, carrying: Carrying) -> None:
     carrying.error = SandboxDied("gone")
     verifier = Verifier()
-    episode = run(dying(Death(cause, ""), error), verifier=verifier)
+    episode = run(dying(death, error), verifier=verifier)
     assert (episode.reward, episode.policy_end) == (0.0, "sandbox_died")
     assert (episode.expected, episode.passed) == (("a", "b"), ())
     assert verifier.cases == []
@@ -196,6 +197,7 @@ def test_a_death_of_its_own_doing_earns_nothing(cause: DeathCause, error: Except
     ("cause", "kind"),
     [
         (DeathCause.OUTSIDE, FailureKind.LOST),
+        (DeathCause.ENDED, FailureKind.LOST),
         (DeathCause.UNKNOWN, FailureKind.LOST),
         (DeathCause.HOST_MEMORY, FailureKind.MEMORY),
         (DeathCause.HOST_DISK, FailureKind.SPACE),
