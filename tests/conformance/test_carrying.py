@@ -54,6 +54,14 @@ def test_nothing_changed() -> None:
     assert carried(a_task(("**",)), "echo 1 >/tmp/elsewhere; touch a.py; chown 0:0 a.py; chmod 600 a.py").empty
 
 
+@pytest.mark.behaviour("carry-1")
+def test_what_a_pattern_takes_out_is_not_carried() -> None:
+    task = a_task(("**", "!pkg/**", "pkg/deep/*.py", "!b.py"))
+    edits = carried(task, "echo n >pkg/__init__.py; echo n >pkg/deep/c.py; echo n >a.py; rm b.py; echo n >pkg/deep/x")
+    assert set(edits.files) == {"a.py", "pkg/deep/c.py"}
+    assert edits.removed == ()
+
+
 @pytest.mark.behaviour("carry-1", "carry-5")
 def test_what_changed_is_carried_and_laid_again() -> None:
     async def look(fresh: AsyncSandbox, edits: Edits) -> None:

@@ -2,7 +2,8 @@
 
 `?`, `*` and `[...]` stay within one name, and `**` as a whole name stands for any number of directories, none among
 them: `src/**/*.py` means `src/a.py` and `src/b/c/d.py`, and `src/**` all that lies below `src`. A pattern also means
-the path that is spelled exactly like it.
+the path that is spelled exactly like it. One that begins with `!` takes out what the rest of it means, and the last
+pattern that means a path decides: `**/*.py`, `!**/tests/**` is all code but what lies in directories of tests.
 """
 
 from __future__ import annotations
@@ -12,17 +13,32 @@ from fnmatch import fnmatchcase
 
 
 def is_editable(path: str, patterns: Iterable[str]) -> bool:
-    """Tell whether one of the patterns means the path, which is relative and in normal form."""
+    """Tell whether the patterns mean the path, which is relative and in normal form."""
     names = path.split("/")
-    return any(path == pattern or _matches(names, pattern.split("/")) for pattern in patterns)
+    for pattern in reversed(tuple(patterns)):
+        meant = pattern.removeprefix(_OUT)
+        if path == meant or _matches(names, meant.split("/")):
+            return meant == pattern
+    return False
 
 
 def is_literal(pattern: str) -> bool:
     """Tell whether a pattern means one path alone."""
-    return not any(each in pattern for each in "*?[")
+    return not pattern.startswith(_OUT) and not any(each in pattern for each in "*?[")
+
+
+def taking_in(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Return the patterns without those that take something out."""
+    return tuple(pattern for pattern in patterns if not pattern.startswith(_OUT))
+
+
+_OUT = "!"
 
 
 def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    if patterns[-1] == "**":
+        # What lies below, not the directory itself.
+        patterns = [*patterns, "*"]
     # The patterns that may come next, after each name: any number of `**` costs no more than one.
     alive = _skipping({0}, patterns)
     for name in names:
@@ -36,8 +52,7 @@ def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
         )
         if not alive:
             return False
-    # A `**` at the end means what lies below, not the directory itself.
-    return len(patterns) in alive and not (patterns[-1] == "**" and len(names) < len(patterns))
+    return len(patterns) in alive
 
 
 def _skipping(places: set[int], patterns: Sequence[str]) -> set[int]:

@@ -20,7 +20,7 @@ from worldfork.core.errors import StoreError
 from worldfork.keeping.browse import comparing
 from worldfork.keeping.with_ids import with_ids
 from worldfork.records.edits import EditedFile, Edits
-from worldfork.records.globs import is_editable, is_literal
+from worldfork.records.globs import is_editable, is_literal, taking_in
 from worldfork.records.task import Task
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.store.store import Store
@@ -94,12 +94,14 @@ def edits_between(old: MergedView, new: MergedView, patterns: Sequence[str], bou
         OutOfSpace, StoreError: something cannot be read; `path` and `errno` are fields.
     """
     gathering = _Gathering(bounds)
-    for pattern in patterns:
+    for pattern in taking_in(patterns):
         found = _changes(old, new, pattern, bounds.changes)
         if found is None:
             gathering.drop(pattern, "files")
             continue
         for change in found:
+            if not is_editable(change.path.removeprefix(_TOP), patterns):
+                continue
             with naming(change.path, "read"):
                 gathering.add(change, new)
     return gathering.edits()

@@ -9,7 +9,7 @@ from worldfork.core.errors import ConfigError, PathError
 from worldfork.keeping.browse import Browsed, browsing
 from worldfork.keeping.with_ids import with_ids
 from worldfork.records.edits import EditedFile
-from worldfork.records.globs import is_editable, is_literal
+from worldfork.records.globs import is_editable, is_literal, taking_in
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.store.store import Store
 
@@ -120,7 +120,7 @@ def _find_editable(store: Store, snapshot_id: str, patterns: Sequence[str]) -> t
     found: set[str] = set()
     with browsing(store, snapshot_id) as snapshot:
         above = TASK_DIRECTORY.strip("/")
-        for pattern in patterns:
+        for pattern in taking_in(patterns):
             node = snapshot.view.node(f"{above}/{_fixed(pattern)}".rstrip("/"))
             if node is None:
                 continue
@@ -130,7 +130,7 @@ def _find_editable(store: Store, snapshot_id: str, patterns: Sequence[str]) -> t
                 files = (each for each in _below(snapshot, node, pattern) if each.seen.kind == "f")
                 inside = (each.path[len(above) + 1 :] for each in files)
                 found.update(each for each in inside if is_editable(each, [pattern]))
-    return tuple(sorted(found))
+    return tuple(sorted(path for path in found if is_editable(path, patterns)))
 
 
 def _fixed(pattern: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,8 +21,18 @@ from worldfork.records.task_limits import TaskLimits
 LIMITS = TaskLimits(grade_cpu_s=1800, grade_wall_s=3600, memory_mb=4096, disk_mb=4096)
 """What a task of these may use where the caller says nothing."""
 
-EDITABLE = ("**/*.py",)
-"""What a policy may change, and every other file that the fix touches."""
+EDITABLE = (
+    "**/*.py",
+    "!**/test/**",
+    "!**/tests/**",
+    "!**/testing/**",
+    "!**/test_*.py",
+    "!**/*_test.py",
+    "!**/tests.py",
+    "!**/conftest.py",
+)
+"""What a policy may change, and every other file that the fix touches. Tests, and what lies beside them for their use,
+are graded as the commit has them: whoever could edit a test that is to stay passed would need no solution."""
 
 _FIELDS = ("instance_id", "repo", "base_commit", "patch", "test_patch", "problem_statement")
 
@@ -70,7 +80,8 @@ def swebench_task(
         )
     where = Path(repositories[said["repo"]]).absolute()
     fail, keep = _ids(row, "FAIL_TO_PASS"), _ids(row, "PASS_TO_PASS")
-    others = [path for path in parse_patch(said["patch"]).paths if not is_editable(path, EDITABLE)]
+    patched = parse_patch(said["test_patch"]).paths
+    tests = _test_files(fail + keep, patched)
     return Task(
         task_id=said["instance_id"],
         prompt=said["problem_statement"],
@@ -79,15 +90,23 @@ def swebench_task(
             tuple(dependencies),
             tuple(tuple(command) for command in commands),
         ),
-        editable=(*EDITABLE, *others),
+        editable=_editable(parse_patch(said["patch"]).paths, {*tests, *patched}),
         test_patch=said["test_patch"],
-        test_args=_test_files(fail + keep, parse_patch(said["test_patch"]).paths),
+        test_args=tests,
         solution_patch=said["patch"],
         fail_to_pass=fail,
         pass_to_pass=keep,
         score="fail_to_pass",
         limits=limits,
     )
+
+
+def _editable(fixed: Sequence[str], tests: Collection[str]) -> tuple[str, ...]:
+    both = sorted(set(fixed) & set(tests))
+    if both:
+        raise ConfigError(f"patch changes {both[0]!r}, which is one of the tests", field="patch")
+    others = [path for path in fixed if not is_editable(path, EDITABLE)]
+    return (*EDITABLE, *others, *(f"!{path}" for path in sorted(tests) if is_editable(path, [*EDITABLE, *others])))
 
 
 def _ids(row: Mapping[str, Any], name: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from worldfork.records.globs import is_editable, is_literal
+from worldfork.records.globs import is_editable, is_literal, taking_in
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,7 @@ from worldfork.records.globs import is_editable, is_literal
         ("src/**/*.py", "src/b/c/d.py"),
         ("src/**", "src/a"),
         ("src/**", "src/a/b"),
+        ("**/src/**", "src/a"),
         ("**/test", "test"),
         ("**/test", "a/b/test"),
         ("**", "a/b"),
@@ -51,3 +52,26 @@ def test_many_wide_patterns_cost_no_more_than_one() -> None:
 def test_literal() -> None:
     assert is_literal("a/b.py")
     assert not is_literal("a/*.py")
+
+
+@pytest.mark.parametrize(
+    ("path", "means"),
+    [
+        ("a.py", True),
+        ("lib/a.py", True),
+        ("tests/a.py", False),
+        ("lib/tests/deep/a.py", False),
+        ("lib/tests/kept.py", True),
+        ("tests", False),
+    ],
+)
+def test_the_last_pattern_that_means_a_path_decides(path: str, means: bool) -> None:
+    patterns = ["**/*.py", "!**/tests/**", "lib/tests/kept.py"]
+    assert is_editable(path, patterns) is means
+    assert not is_editable(path, [*patterns, f"!{path}"])
+
+
+def test_what_takes_out_means_no_path() -> None:
+    assert not is_literal("!a")
+    assert taking_in(["a", "!b", "c/*"]) == ("a", "c/*")
+    assert not is_editable("!a", ["!a"])

@@ -134,6 +134,43 @@ def test_a_swebench_row_stands_on_a_commit() -> None:
     assert is_editable("lib/a.py", task.editable)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tests/test_a.py",
+        "tests/test_b.py",
+        "tests/helpers/__init__.py",
+        "lib/tests/util.py",
+        "testing/checks.py",
+        "lib/conftest.py",
+        "lib/b_test.py",
+        "check/odd.py",
+        "spec.py",
+    ],
+)
+def test_tests_of_a_swebench_row_and_what_they_use_are_not_editable(path: str) -> None:
+    """A policy could else break what PASS_TO_PASS names, and rewrite the tests that would tell."""
+    row = bench_row(
+        PASS_TO_PASS=["tests/test_b.py::test_b", "check/odd.py::test_c"],
+        test_patch=TEST + TEST.replace("tests/test_a.py", "spec.py"),
+    )
+    editable = swebench_task(row, {"o/n": "/src/n"}).editable
+    assert not is_editable(path, editable)
+    assert is_editable("lib/new/b.py", editable)
+
+
+def test_what_the_fix_of_a_swebench_row_touches_is_editable_wherever_it_lies() -> None:
+    editable = swebench_task(bench_row(patch=FIX.replace("lib/a.py", "lib/testing/a.py")), {"o/n": "/n"}).editable
+    assert is_editable("lib/testing/a.py", editable)
+    assert not is_editable("lib/testing/b.py", editable)
+
+
+def test_a_swebench_row_whose_fix_changes_its_tests_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tests/test_b\.py.*one of the tests") as caught:
+        swebench_task(bench_row(patch=FIX.replace("lib/a.py", "tests/test_b.py")), {"o/n": "/n"})
+    assert caught.value.fields["field"] == "patch"
+
+
 def test_a_swebench_row_of_an_unknown_repository_says_what_to_pass(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(bench_row()) + "\n")
