@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -37,6 +38,13 @@ class Step:
     message: str = ""
     """What the policy said with this action."""
 
+    def __post_init__(self) -> None:
+        for name in _TEXTS:
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name} of a step is no text", field=name)
+        for name, instead in _NUMBERS.items():
+            object.__setattr__(self, name, _number(name, getattr(self, name), instead))
+
     def to_json(self) -> dict[str, Any]:
         """Return what is not the default."""
         return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
@@ -52,6 +60,34 @@ class Step:
             return cls(**{each.name: data[each.name] for each in fields(cls) if each.name in data})
         except TypeError as error:
             raise ConfigError(f"not a step of a trajectory: {error}", field="steps") from None
+
+
+_TEXTS = ("kind", "action", "output", "reason", "message")
+_NUMBERS: dict[str, float | None] = {
+    "exit_code": None, "began_s": 0.0, "ended_s": 0.0, "cpu_s": None, "prompt_tokens": None, "completion_tokens": None,
+    "log_probability": None,
+}  # fmt: skip
+"""What takes the place of a number that is none."""
+_WHOLE = ("exit_code", "prompt_tokens", "completion_tokens")
+
+
+def _number(name: str, value: Any, instead: float | None) -> float | int | None:
+    """Return a number of whatever library as Python's own; what is not finite is not known.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    if value is None:
+        return instead
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError("text")
+        number = float(value)
+        if not math.isfinite(number):
+            return instead
+        return int(value) if name in _WHOLE else number
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{name} of a step is no number: {error}", field=name) from None
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.edits import Edits
 from worldfork.records.episode import Episode, Failure, FailureKind, Timings
 from worldfork.records.task import Task
+from worldfork.records.trajectory import Trajectory
 from worldfork.reward.carry import Carried, carry_out
 from worldfork.reward.patching import diff_of
 from worldfork.reward.verifier import Case, Grade, Start, Verifier, checked_reward
@@ -227,7 +228,7 @@ class Attempt:
         trajectory = self.recorder.trajectory()
         edits = None if self.edits is None else self.edits.to_bytes()
         diff = self._diff
-        record = trajectory_bytes(trajectory) if trajectory.steps or trajectory.facts else None
+        record = _record(trajectory)
         grade = None if self.failure else self.grade
         total_s = self.setting.clock.monotonic_s() - self._began_s
         failure = self.failure
@@ -330,6 +331,16 @@ def checked_grade(grade: Grade, verifier: Verifier) -> Grade:
         raise VerifierError(f"{verifier.verifier_id} gave {type(grade).__name__} as a grade", kind=FailureKind.GRADING)
     parts = {str(name): checked_reward(part, f"the part {name!r}") for name, part in grade.parts.items()}
     return replace(grade, reward=checked_reward(grade.reward, verifier.verifier_id), parts=parts)
+
+
+def _record(trajectory: Trajectory) -> bytes | None:
+    if not trajectory.steps and not trajectory.facts:
+        return None
+    try:
+        return trajectory_bytes(trajectory)
+    except (TypeError, ValueError, RecursionError):
+        # What a policy's program told of itself must not cost it its reward.
+        return trajectory_bytes(Trajectory(truncated=True))
 
 
 def _digest(blob: bytes | None) -> str | None:

@@ -304,3 +304,13 @@ def test_cancellation_passes_after_the_end() -> None:
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(cancel())
     assert (start.begun, start.ended) == (1, 1)
+
+
+def test_what_a_policy_tells_of_itself_costs_no_reward() -> None:
+    async def tell(sandbox: Any, turn: Any) -> None:
+        turn.recorder.message("odd", log_probability=float("-inf"), completion_tokens=3)
+        turn.recorder._facts = {"odd": float("nan")}
+
+    episode = run(Acting(tell))
+    assert episode.reward == 0.5
+    assert episode.trajectory is not None
