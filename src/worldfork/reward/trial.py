@@ -48,9 +48,16 @@ class Trial:
     last_words: str = ""
     """The end of what pytest, or the rebuild step, printed; for people."""
     busy: bool = False
-    """The CPU that the tests lacked was used by what they started."""
+    """The CPU that the tests lacked was used by what they started, or left to others."""
+    seen_waited_s: float = 0.0
+    """The longest wait for a CPU that was seen from outside; what the tests' process says of its own proves none."""
     notes: tuple[str, ...] = ()
     """What of the edits was not laid down."""
+
+    @property
+    def says_starved(self) -> bool:
+        """True where the report claims it; whether it was so is to be seen from outside."""
+        return replace(self, seen_waited_s=math.inf).is_starved(frozenset(self.report.tests))
 
     def is_starved(self, ids: frozenset[str]) -> bool:
         """True where a wall limit struck one of these tests because the machine had no CPU for it.
@@ -65,8 +72,8 @@ class Trial:
         late = [self.report.tests[name] for name in ids if name in self.report.tests]
         return self.test_wall_s is not None and any(
             test.outcome != "passed"
-            and test.wall_s >= 0.99 * self.test_wall_s
-            and test.waited_s >= STARVED_SHARE * test.wall_s
+            and 0.99 * self.test_wall_s <= test.wall_s <= self.wall_s
+            and min(test.waited_s, self.seen_waited_s) >= STARVED_SHARE * test.wall_s
             for test in late
         )
 
@@ -102,8 +109,9 @@ async def run_tests(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes
             trial = await _run(sandbox, task, [*fixed_args(task, configuration), *limits[0]], limits[1], looks)
         if trial.end == Reason.OOM_KILLED.value:
             await check_host(sandbox)
-        if trial.is_starved(frozenset(trial.report.tests)) and trial.end != Reason.TIMED_OUT.value:
-            trial = replace(trial, busy=await is_busy(sandbox, trial.wall_s, looks))
+        if trial.end != Reason.TIMED_OUT.value and trial.says_starved:
+            busy = await is_busy(sandbox, trial.wall_s, looks)
+            trial = replace(trial, busy=busy, seen_waited_s=looks.waited_s)
         return replace(trial, notes=notes)
     except (SandboxDied, OutOfSpace) as error:
         # Nothing but the code under test runs here: what befalls the fork is its doing, unless it was the machine's.

@@ -16,10 +16,11 @@ from worldfork.reward.verifier import Case, Grade, Verifier
 from worldfork.sandbox.command import Reason
 
 START = {"/workspace/a.py": b"old", "/workspace/b.py": b"kept"}
+WAITED = {"/proc/9/schedstat": b"1 32000000000 2\n"}
 
 
 def fork(stdout: bytes, **result: Any) -> PlayedSandbox:
-    return PlayedSandbox(a_result(stdout, **result), files=START)
+    return PlayedSandbox(a_result(stdout, **result), files=START | WAITED)
 
 
 def reference(*names: str) -> PlayedSandbox:

@@ -297,12 +297,13 @@ async def _refuse(path: str, **_: object) -> None:
 
 
 def trial(*, end: str = "exited", tests: dict[str, TestRecord] | None = None, **changes: Any) -> Trial:
-    values: dict[str, Any] = {"cpu_s": 1.0, "wall_s": 40.0, "test_wall_s": 32.0, **changes}
+    values: dict[str, Any] = {"cpu_s": 1.0, "wall_s": 40.0, "test_wall_s": 32.0, "seen_waited_s": 30.0, **changes}
     return Trial(Report(ready=True, tests=tests or {}), end=end, **values)
 
 
 LATE = TestRecord("failed", wall_s=32.0, cpu_s=1.0, waited_s=30.0)
 ASLEEP = TestRecord("failed", wall_s=32.0, cpu_s=0.0, waited_s=0.1)
+FORGED = TestRecord("failed", wall_s=1e9, cpu_s=0.0, waited_s=1e9)
 QUICK = TestRecord("failed", wall_s=0.1, cpu_s=0.0, waited_s=0.1)
 
 
@@ -312,6 +313,9 @@ QUICK = TestRecord("failed", wall_s=0.1, cpu_s=0.0, waited_s=0.1)
         (trial(tests={"a": LATE}), True),
         (trial(tests={"a": ASLEEP}), False),
         (trial(tests={"a": QUICK}), False),
+        (trial(tests={"a": LATE}, seen_waited_s=0.1), False),
+        (trial(tests={"a": FORGED}), False),
+        (trial(tests={"a": FORGED}, seen_waited_s=0.1), False),
         (trial(tests={"b": LATE}), False),
         (trial(tests={"a": LATE}, test_wall_s=None), False),
         (trial(tests={"a": LATE}, cpu_s=39.0), False),
@@ -340,7 +344,7 @@ def test_at_the_wall_limit_the_kernel_is_asked_who_waited(others: int, waited_s:
 
 
 def stat(state: str, ticks: int) -> bytes:
-    return f"9 (python) {state} 1 9 9 0 -1 0 0 0 0 0 {ticks} 0 0 0 20 0".encode()
+    return f"9 (python) {state} 1 9 9 0 -1 0 0 0 0 0 {ticks} 0 0 0 20 0 {'0 ' * 21}0".encode()
 
 
 LATE_ROW = row("a", "failed", wall_s=32.0, cpu_s=0.5, waited_s=31.0)
@@ -359,7 +363,15 @@ def test_a_sandbox_that_took_the_cpu_from_its_own_tests_starved_nobody_else(
     proc: dict[str, bytes], starved: bool
 ) -> None:
     late = a_result(report(LATE_ROW), wall_s=33.0, cpu_s=0.5)
-    assert run(PlayedSandbox(late, files={**START, **proc}), a_task()).is_starved(frozenset("a")) is starved
+    proc = {**START, "/proc/9/schedstat": b"1 31000000000 2\n", **proc}
+    assert run(PlayedSandbox(late, files=proc), a_task()).is_starved(frozenset("a")) is starved
+
+
+@pytest.mark.parametrize("facts", [{"wall_s": 1e9, "waited_s": 1e9}, {"wall_s": 32.0, "waited_s": 32.0}])
+def test_no_report_proves_that_its_own_tests_were_starved(facts: dict[str, float]) -> None:
+    forged = a_result(report(row("a", "failed", **facts)), wall_s=33.0, cpu_s=0.5)
+    proc = {**START, "/proc/9/stat": stat("S", 10), "/proc/9/schedstat": b"1 100000000 2\n"}
+    assert not run(PlayedSandbox(forged, files=proc), a_task()).is_starved(frozenset("a"))
 
 
 def test_the_reporter_runs_on_older_pythons() -> None:
