@@ -15,6 +15,7 @@ from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.death import DeathCause
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
+from worldfork.reward.priority import is_confined, stands_back
 from worldfork.sandbox.command import CommandResult
 
 STARVED_SHARE = 0.5
@@ -67,6 +68,8 @@ class Looks:
         self._crowded = 0
         self.waited_s = 0.0
         """The longest time that a process was seen to have waited for a CPU."""
+        self.stood_back = False
+        """Whether a process was seen to leave the CPU to others by its own wish."""
         self.gone = False
         """Whether the sandbox could not be asked; it is the code under test that runs there."""
 
@@ -85,17 +88,27 @@ class Looks:
                 number = int(entry.name)
                 self._ticks[number] = max(self._ticks.get(number, 0), sum(map(int, fields[11:15])))
                 wanting += fields[0] == b"R" and number != 1
-            with contextlib.suppress(PathError, ValueError, IndexError):
-                # The kernel's sched-stats: seconds on a CPU, seconds ready without one, number of turns.
-                counts = (await _read(sandbox, entry.name, "schedstat")).split()
-                self.waited_s = max(self.waited_s, int(counts[1]) / 1e9)
+                self.stood_back |= stands_back(fields)
+            await self._look_at_wait(sandbox, entry.name)
         self._looks += 1
         self._crowded += wanting > 1
         return wanting
 
+    async def _look_at_wait(self, sandbox: AsyncSandbox, pid: str) -> None:
+        with contextlib.suppress(PathError, ValueError, IndexError):
+            # The kernel's sched-stats: seconds on a CPU, seconds ready without one, number of turns.
+            waited_s = int((await _read(sandbox, pid, "schedstat")).split()[1]) / 1e9
+            if waited_s <= self.waited_s:
+                return
+            self.waited_s = waited_s
+            group = b""
+            with contextlib.suppress(PathError):
+                group = await _read(sandbox, pid, "autogroup")
+            self.stood_back |= is_confined(await _read(sandbox, pid, "status"), group)
+
     def busy(self, wall_s: float) -> bool:
-        """Tell whether the sandbox itself took the CPU that something in it lacked."""
-        if self.gone:
+        """Tell whether the sandbox itself took the CPU that something in it lacked, or left it to others."""
+        if self.gone or self.stood_back:
             return True
         used_s = sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")
         return used_s >= STARVED_SHARE * wall_s or (self._looks > 0 and self._crowded >= CROWDED_SHARE * self._looks)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from worldfork.core.errors import PathError
 from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.reward.priority import is_confined, stands_back
 
 _STARVED_SHARE = 0.5
 _TICKS_PER_S = 100
@@ -25,9 +26,13 @@ class Use:
     """Of everything in its sandbox."""
     crowded: bool = False
     """Whether other processes in the sandbox want a CPU."""
+    stood_back: bool = False
+    """Whether a process in the sandbox leaves the CPU to others by its own wish."""
 
     def is_starved(self, before: Use, wall_s: float) -> bool:
-        """Whether the process had no CPU for the most part of `wall_s`, and its own sandbox took none from it."""
+        """Whether the process had no CPU for the most part of `wall_s`, and that was not its own sandbox's doing."""
+        if self.stood_back or before.stood_back:
+            return False
         waited_s, all_cpu_s = self.waited_s - before.waited_s, self.all_cpu_s - before.all_cpu_s
         return waited_s >= _STARVED_SHARE * wall_s > all_cpu_s and not self.crowded
 
@@ -44,14 +49,19 @@ async def sandbox_use(sandbox: AsyncSandbox, pid: int) -> Use:
             with contextlib.suppress(PathError):
                 stat = await sandbox.read_file(f"/proc/{entry.name}/stat", max_bytes=4096)
                 found[int(entry.name)] = stat.rpartition(b")")[2].split()
-    waits = b""
-    with contextlib.suppress(PathError):
-        # The kernel's sched-stats: on a CPU, ready without one, turns.
-        waits = await sandbox.read_file(f"/proc/{pid}/schedstat", max_bytes=4096)
+    waits, status, group = [await _read(sandbox, pid, name) for name in ("schedstat", "status", "autogroup")]
     used_s = {each: sum(map(int, fields[11:15])) / _TICKS_PER_S for each, fields in found.items()}
     return Use(
         cpu_s=used_s.get(pid, 0.0),
+        # The kernel's sched-stats: on a CPU, ready without one, turns.
         waited_s=int(waits.split()[1]) / 1e9 if waits else 0.0,
         all_cpu_s=sum(used_s.values()),
         crowded=any(fields[0] == b"R" for each, fields in found.items() if each not in (1, pid)),
+        stood_back=any(map(stands_back, found.values())) or is_confined(status, group),
     )
+
+
+async def _read(sandbox: AsyncSandbox, pid: int, name: str) -> bytes:
+    with contextlib.suppress(PathError):
+        return await sandbox.read_file(f"/proc/{pid}/{name}", max_bytes=4096)
+    return b""
