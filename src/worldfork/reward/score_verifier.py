@@ -18,6 +18,7 @@ from typing import Any
 from worldfork.core.clock import Clock, SystemClock
 from worldfork.core.errors import ConfigError, VerifierError, WorldforkError
 from worldfork.core.ids import content_id
+from worldfork.core.threads import in_thread
 from worldfork.records.episode import FailureKind
 from worldfork.reward.rewards_file import checked_parts
 from worldfork.reward.scoring import checked_weight
@@ -93,7 +94,7 @@ class ScoreVerifier:
         if inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(type(self._function).__call__):
             said: Any = self._function(case)
         else:
-            said = await asyncio.to_thread(self._function, case)
+            said = await in_thread(self._function, case)
         return await said if inspect.isawaitable(said) else said
 
     def _read(self, said: Any) -> Grade:

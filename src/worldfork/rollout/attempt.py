@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from worldfork.core.clock import Clock, SystemClock
 from worldfork.core.errors import OutOfSpace, SandboxDied, VerifierError, WorldforkError
+from worldfork.core.threads import in_thread
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.edits import Edits
 from worldfork.records.episode import Episode, Failure, FailureKind, Timings
@@ -217,7 +218,7 @@ class Attempt:
             return
         with contextlib.suppress(WorldforkError, OSError):
             # What a policy left may take seconds to compare, and the starting state lies on the disk.
-            self._diff = await asyncio.to_thread(lambda: diff_of(self.setting.start.originals, edits))
+            self._diff = await in_thread(lambda: diff_of(self.setting.start.originals, edits))
 
     def stop(self, code: str, message: str) -> None:
         """Take the attempt as given up because the run is over."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from worldfork.core.clock import Clock
 from worldfork.core.errors import WorldforkError
+from worldfork.core.threads import in_thread
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.episode import Episode, Failure, FailureKind
 from worldfork.records.task import Task
@@ -102,7 +103,7 @@ class Crew:
         finally:
             deadline.cancel()
             if self._unwritten:
-                await to_its_end(asyncio.to_thread(self._store, self._take_unwritten()))
+                await to_its_end(in_thread(self._store, self._take_unwritten()))
 
     async def _take_jobs(self, jobs: Iterator[Job]) -> None:
         for job in jobs:
@@ -261,7 +262,7 @@ class Crew:
         self._unwritten.append(outcome)
         async with self._writing:
             if self._unwritten:
-                await to_its_end(asyncio.to_thread(self._store, self._take_unwritten()))
+                await to_its_end(in_thread(self._store, self._take_unwritten()))
 
     def _take_unwritten(self) -> list[Outcome]:
         batch, self._unwritten = self._unwritten, []

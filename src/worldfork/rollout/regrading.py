@@ -11,6 +11,7 @@ from typing import Any
 from worldfork.core.clock import SystemClock
 from worldfork.core.errors import NotFound, VerifierError
 from worldfork.core.ids import content_id
+from worldfork.core.threads import in_thread
 from worldfork.lineage.snapshots import SnapshotInfo
 from worldfork.records.edits import Edits
 from worldfork.records.episode import Episode, FailureKind, Timings
@@ -114,7 +115,7 @@ class _Work:
                 if after is None:
                     after = await self._grade(before, task)
                     async with self._writing:
-                        await asyncio.to_thread(self._journal.append, [after])
+                        await in_thread(self._journal.append, [after])
                 results[place] = Regraded(before, after)
                 if self._on_episode is not None:
                     self._on_episode(results[place])

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from worldfork.core.errors import ConfigError, PolicyError
+from worldfork.core.threads import in_thread
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.synchronous import Sandbox
 from worldfork.records.edits import Edits
 from worldfork.records.task import Task
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.rollout.recording import Recorder
-
-T = TypeVar("T")
 
 MAX_ACTIONS = 1000
 """Of one turn of a policy with `act`; such a turn ends there."""
@@ -201,37 +198,6 @@ def _action(answer: object) -> Action:
         f"a policy gave {type(answer).__name__} as its action",
         remedy="return a shell line, an Action, or None to end the turn",
     )
-
-
-async def in_thread(function: Callable[..., T], *args: object) -> T:
-    """Call a function that may block, in a thread of its own.
-
-    A function that never returns keeps that one thread, and no place in a pool that others wait for.
-    """
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if answer.done():
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(cast(T, result))
-
-    def call() -> None:
-        result: T | None = None
-        failed: BaseException | None = None
-        try:
-            result = function(*args)
-        except BaseException as error:
-            # A future cannot carry a StopIteration.
-            failed = RuntimeError(f"StopIteration: {error}") if isinstance(error, StopIteration) else error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, failed)
-
-    threading.Thread(target=call, name="worldfork-policy", daemon=True).start()
-    return await answer
 
 
 def _name_of(policy: object) -> str:

@@ -160,6 +160,6 @@ def test_threads_of_turns_that_were_over_do_not_pile_up() -> None:
     asyncio.run(many())
     let_go.set()
     for thread in threading.enumerate():
-        if thread.name == "worldfork-policy":
+        if thread.name == "worldfork-call":
             thread.join(10)
     assert threading.active_count() <= before
