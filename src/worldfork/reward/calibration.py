@@ -7,8 +7,8 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from worldfork.core.ids import content_id
@@ -36,6 +36,18 @@ class Calibration:
     """CPU seconds of the reference's tests."""
     unmet: tuple[str, ...] = ()
     """Ids that the task declares as `pass_to_pass` and that do not pass both without and with the reference."""
+    flaky: tuple[str, ...] = ()
+    """Ids that were left out because they did not end the same way each time; they count for nothing."""
+
+    def without(self, ids: Iterable[str]) -> Calibration:
+        """Return it with some ids left out as flaky, and unchanged where none would be left that count."""
+        flaky = frozenset(ids) & frozenset(self.expected)
+        expected, untouched = (
+            tuple(each for each in names if each not in flaky) for names in (self.expected, self.untouched)
+        )
+        if not expected:
+            return self
+        return replace(self, expected=expected, untouched=untouched, flaky=tuple(sorted({*self.flaky, *flaky})))
 
 
 class CalibrationStore:
@@ -55,7 +67,7 @@ class CalibrationStore:
         One caller makes it while all others, in this and other processes, wait. What `make` raises passes to
         its caller, and the next one tries again.
         """
-        key = content_id(b"calibration", str(CALIBRATION_FORMAT).encode(), task_hash.encode(), snapshot_id.encode())
+        key = _key(task_hash, snapshot_id)
         if key in self._kept:
             return self._kept[key]
         async with self._turns.setdefault(key, asyncio.Lock()):
@@ -65,8 +77,21 @@ class CalibrationStore:
         self._turns.pop(key, None)
         return self._kept[key]
 
+    async def leave_out(self, task_hash: str, snapshot_id: str, ids: Iterable[str]) -> None:
+        """Let ids that were found to be flaky count for nothing from now on, if there is such a calibration.
+
+        Who has it read already, in another process, goes on with what it read.
+        """
+        key = _key(task_hash, snapshot_id)
+        async with self._file_turn(key):
+            known = self._read(key)
+            if known is not None:
+                self._kept[key] = self._write(key, known.without(ids))
+
     async def _make(self, key: str, make: Callable[[], Awaitable[Calibration]]) -> Calibration:
-        made = await make()
+        return self._write(key, await make())
+
+    def _write(self, key: str, made: Calibration) -> Calibration:
         whole = self.directory / f"{key}.json"
         part = whole.with_suffix(".part")
         part.write_text(json.dumps(asdict(made)), encoding="utf-8")
@@ -76,8 +101,8 @@ class CalibrationStore:
     def _read(self, key: str) -> Calibration | None:
         try:
             data = json.loads((self.directory / f"{key}.json").read_text(encoding="utf-8"))
-            for name in ("expected", "untouched", "reference_failed", "unmet"):
-                data[name] = tuple(data[name])
+            for name in ("expected", "untouched", "reference_failed", "unmet", "flaky"):
+                data[name] = tuple(data.get(name, ()) if name == "flaky" else data[name])
             return Calibration(**data)
         except (OSError, ValueError, KeyError, TypeError):
             # Absent, or cut short by a crash: it can be found out again.
@@ -95,6 +120,10 @@ class CalibrationStore:
             yield
         finally:
             os.close(lock)
+
+
+def _key(task_hash: str, snapshot_id: str) -> str:
+    return content_id(b"calibration", str(CALIBRATION_FORMAT).encode(), task_hash.encode(), snapshot_id.encode())
 
 
 def _try_lock(file: int) -> bool:

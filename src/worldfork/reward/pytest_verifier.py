@@ -17,6 +17,7 @@ fork can write the results.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -124,6 +125,10 @@ class PytestVerifier:
             return await _calibrate(task, start)
 
         return await self._calibrations.get_or_make(_tests_hash(task), start.snapshot_id, make)
+
+    async def leave_out(self, task: Task, start: Start, ids: Iterable[str]) -> None:
+        """Let some of a task's tests, which were found to be flaky, count for nothing from now on."""
+        await self._calibrations.leave_out(_tests_hash(task), start.snapshot_id, ids)
 
 
 def _tests_hash(task: Task) -> str:

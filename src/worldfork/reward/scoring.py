@@ -11,7 +11,8 @@ def score_tests(task: Task, calibration: Calibration, passed: frozenset[str]) ->
     """Return the reward of `task.score`, and both scores as parts.
 
     `fraction` is passed of expected. `fail_to_pass` is the fraction of the tests that the starting state fails, and 0
-    as soon as one is lost that it passes; there is none where it fails no test.
+    as soon as one is lost that it passes; there is none where it fails no test. Where the task declares which tests
+    must not be lost, only these are asked for: others may have been left out for being flaky.
 
     Args:
         task: whose tests.
@@ -22,9 +23,10 @@ def score_tests(task: Task, calibration: Calibration, passed: frozenset[str]) ->
     passed &= expected
     parts = {"fraction": len(passed) / len(expected)}
     untouched = frozenset(calibration.untouched)
-    broken = frozenset(task.fail_to_pass) or expected - untouched
+    broken = frozenset(task.fail_to_pass) & expected or expected - untouched
     if broken:
-        parts["fail_to_pass"] = len(passed & broken) / len(broken) if untouched <= passed else 0.0
+        kept = untouched & frozenset(task.pass_to_pass) if task.pass_to_pass else untouched
+        parts["fail_to_pass"] = len(passed & broken) / len(broken) if kept <= passed else 0.0
     return parts.get(task.score, parts["fraction"]), parts
 
 

@@ -72,3 +72,23 @@ def test_the_lock_is_let_go(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     asyncio.run(ask(CalibrationStore(tmp_path), Maker()))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_flaky_ids_count_for_nothing_in_any_process(tmp_path: Path) -> None:
+    make, store = Maker(), CalibrationStore(tmp_path)
+    asyncio.run(ask(store, make))
+    asyncio.run(store.leave_out(FOUND.task_hash, "sn-one", ["t::b", "none of it"]))
+    for each in (store, CalibrationStore(tmp_path)):
+        found = asyncio.run(ask(each, make))
+        assert (found.expected, found.untouched, found.flaky) == (("t::ä",), (), ("t::b",))
+    assert make.calls == 1
+
+
+def test_what_nobody_found_out_yet_is_left_alone(tmp_path: Path) -> None:
+    store = CalibrationStore(tmp_path)
+    asyncio.run(store.leave_out(FOUND.task_hash, "sn-one", ["t::b"]))
+    assert asyncio.run(ask(store, Maker())) == FOUND
+
+
+def test_some_test_always_counts() -> None:
+    assert FOUND.without(FOUND.expected) == FOUND

@@ -146,6 +146,14 @@ def test_declared_ids_are_what_counts_as_repaired(tmp_path: Path) -> None:
     assert result.reward == 1.0
 
 
+def test_only_what_is_declared_must_not_be_lost(tmp_path: Path) -> None:
+    for kept, reward in ((("a",), 1.0), (("a", "b"), 0.0), ((), 0.0)):
+        solved, untouched = reference("a", "b", "c"), fork(report(row("a"), row("b")))
+        mine = fork(report(row("a"), row("b", "failed"), row("c")))
+        declared: dict[str, Any] = {"score": "fail_to_pass", "fail_to_pass": ("c",), "pass_to_pass": kept}
+        assert grade(tmp_path / f"{len(kept)}", solved, untouched, mine, **declared).reward == reward
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -23,7 +23,8 @@ STARVED = row("b", "failed", wall_s=32.0, cpu_s=1.0, waited_s=31.0)
 
 
 def starved() -> PlayedSandbox:
-    return PlayedSandbox(a_result(report(STARVED), wall_s=33.0, cpu_s=1.0))
+    waited = {"/proc/9/schedstat": b"1 32000000000 2\n"}
+    return PlayedSandbox(a_result(report(STARVED), wall_s=33.0, cpu_s=1.0), files=waited)
 
 
 def check(tmp_path: Path, *forks: PlayedSandbox | Exception, times: int = 2, **changes: Any) -> TaskCheck:
@@ -56,11 +57,29 @@ def test_a_task_that_is_fit(tmp_path: Path) -> None:
     assert (found.cpu_s, found.split) == (2.0, None)
 
 
-def test_a_reference_that_fails_once_is_refused(tmp_path: Path) -> None:
-    found = check(tmp_path, *calibrated(), fork("a", "b", "c"), fork("a", "b", failed=("c",)), fork("a"), fork("a"))
-    assert not found.fit
+UNSTEADY = (("a", "b", "c"), ("a", "b"), ("a",), ("a",))
+
+
+def test_tests_that_the_reference_does_not_pass_each_time_count_no_more(tmp_path: Path) -> None:
+    again = [fork(*names) for names in (("a", "b"), ("a", "b"), ("a",), ("a",))]
+    found = check(tmp_path, *calibrated(), *(fork(*names) for names in UNSTEADY), *again)
+    assert (found.fit, found.expected, found.flaky) == (True, ("a", "b"), ("c",))
+    # Whoever grades from now on does without them.
+    later = check(tmp_path, fork("a", "b"), fork("a"), times=1)
+    assert (later.fit, later.expected) == (True, ("a", "b"))
+
+
+def test_a_reference_that_goes_on_to_fail_is_refused(tmp_path: Path) -> None:
+    again = [fork(*names) for names in (("a",), ("a", "b"), ("a",), ("a",))]
+    found = check(tmp_path, *calibrated(), *(fork(*names) for names in UNSTEADY), *again)
+    assert (found.fit, found.flaky) == (False, ("b", "c"))
+    assert "such as b" in found.why
+
+
+def test_a_declared_test_that_is_flaky_is_refused(tmp_path: Path) -> None:
+    found = check(tmp_path, *calibrated(), *(fork(*names) for names in UNSTEADY), fail_to_pass=("c",))
+    assert (found.fit, found.flaky) == (False, ("c",))
     assert "such as c" in found.why
-    assert found.flaky == ("c",)
 
 
 def test_a_state_that_is_right_already_is_refused(tmp_path: Path) -> None:
