@@ -61,6 +61,7 @@ class Place:
         self.host_kills = HostKills()
         self._watch: Watch | None = None
         self._closing = False
+        self._collecting = False
         self._slow.submit(self._settle)
 
     def adopt(self, live: Live) -> None:
@@ -177,6 +178,20 @@ class Place:
         """Remove what lies in the trash, later, in a thread of its own."""
         with contextlib.suppress(RuntimeError):  # the interpreter is going down; the next opener removes it
             self._slow.submit(self._empty_trash)
+
+    def collect_soon(self) -> None:
+        """Remove the layers that nothing uses any more, later, in a thread of its own; once for many who ask."""
+        if not self._collecting:
+            self._collecting = True
+            with contextlib.suppress(RuntimeError):  # the interpreter is going down; the next opener does it
+                self._slow.submit(self._collect)
+
+    def _collect(self) -> None:
+        self._collecting = False
+        try:
+            self.store.collect()
+        except (WorldforkError, OSError) as error:
+            _log.warning("what nothing uses any more could not be removed: %s", error)
 
     def sweep(self) -> SweepReport:
         """Clear away what dead owners and dead sandboxes left. Blocking."""

@@ -12,10 +12,11 @@ import contextlib
 from dataclasses import dataclass
 from functools import partial
 
-from worldfork.core.errors import NotFound, WorldforkError
+from worldfork.core.errors import NotFound, SandboxError, WorldforkError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.place import place
 from worldfork.records.edits import Edits
+from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.changes import read_edits
 
@@ -29,9 +30,11 @@ class Carried:
     """The state at the end, everything in it stopped; for throwing away. The caller deletes it."""
 
     async def drop(self) -> None:
-        """Delete the state at the end. Idempotent."""
+        """Delete the state at the end; its bytes go later, so that nobody waits for them. Idempotent."""
+        here = place()
         with contextlib.suppress(NotFound):
-            await AsyncSandbox.delete_snapshot(self.end_snapshot_id)
+            await here.work(lambda: here.store.delete_snapshot(self.end_snapshot_id))
+        here.collect_soon()
 
 
 async def carry_out(
@@ -52,7 +55,15 @@ async def carry_out(
         SandboxDied: the sandbox did not live to be stopped. OutOfSpace: it was ended for its disk, or the host is full.
         SandboxError, StoreError, ForkError: it could not be stopped or read.
     """
-    end = await sandbox.checkpoint(stop=True, level=level, label=label)
+    try:
+        # How long reading takes is bounded by what is read, not by the clock: a policy decides how much it left.
+        end = await sandbox.checkpoint(timeout=task.limits.stop_wall_s, stop=True, level=level, label=label)
+    except TimeoutError:
+        raise SandboxError(
+            f"ending a sandbox took more than {task.limits.stop_wall_s:g} s",
+            remedy="run fewer rollouts at once, or raise the task's stop_wall_s",
+            kind=FailureKind.LIMIT,
+        ) from None
     here = place()
     try:
         edits = await here.work(partial(read_edits, here.store, start_snapshot_id, end.snapshot_id, task))

@@ -24,7 +24,8 @@ def diff_of(originals: Mapping[str, bytes], edits: Edits) -> bytes:
         ConfigError: a path is none within a tree.
     """
     touched = {*edits.files, *edits.removed}
-    old = {path: PatchFile(content) for path, content in originals.items() if path in touched}
+    # One by one: a starting state reads each of its files only when it is asked for.
+    old = {path: PatchFile(originals[path]) for path in touched if path in originals}
     new = {
         path: PatchFile(each.content, EXECUTABLE if each.executable else REGULAR) for path, each in edits.files.items()
     }

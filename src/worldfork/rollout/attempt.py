@@ -33,6 +33,9 @@ from worldfork.rollout.run_directory import trajectory_bytes
 from worldfork.rollout.turn import Agent, Turn
 from worldfork.store.faultpoints import fault
 
+READING = 10
+"""How many times the budget of a stop reading may take, which is bounded by what may be carried: a backstop."""
+
 
 @dataclass(frozen=True)
 class Which:
@@ -137,7 +140,8 @@ class Attempt:
         """End the policy's sandbox and everything in it, and read what it left."""
         if self.failure is not None or self._sandbox is None:
             return
-        async with self._stage(FailureKind.CARRY, self.task.limits.stop_wall_s, "ending a sandbox", "carry_s"):
+        longest_s = READING * self.task.limits.stop_wall_s
+        async with self._stage(FailureKind.CARRY, longest_s, "reading what was left", "carry_s"):
             fault("rollout:carry")
             if await self._lost_memory(self._sandbox):
                 return
@@ -146,14 +150,16 @@ class Attempt:
             except (SandboxDied, OutOfSpace) as error:
                 self.failure = await blame(self._sandbox, error, FailureKind.CARRY)
                 self.policy_end = error.code
+        if not self.setting.keep_end and not self.setting.verifier.needs_end:
+            # Before the grading, which takes longest: a process that is killed leaves less behind.
+            with contextlib.suppress(WorldforkError, OSError):
+                await self._drop()
 
     async def _carry_out(self, sandbox: AsyncSandbox) -> None:
         keeps, start_id = self.setting.keep_end, self.setting.start.snapshot_id
         level, label = ("local", f"end of {self._sandbox_id}") if keeps else ("volatile", end_label())
         carried = await carry_out(sandbox, self.task, start_snapshot_id=start_id, level=level, label=label)
         self._carried, self.edits, self.end_snapshot_id = carried, carried.edits, carried.end_snapshot_id
-        if not keeps and not self.setting.verifier.needs_end:
-            await self._drop()
 
     async def _drop(self) -> None:
         if self._carried is not None:

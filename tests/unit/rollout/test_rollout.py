@@ -268,11 +268,12 @@ def test_a_fork_that_fails_is_no_score() -> None:
     assert kind_of(run(Acting(), start=Start(fail))) is FailureKind.FORK
 
 
-def test_an_end_that_takes_too_long_says_so(carrying: Carrying) -> None:
+def test_reading_that_takes_too_long_says_so(carrying: Carrying, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt, "READING", 1)
     carrying.hangs = True
     failure = run(Acting()).failure
     assert failure is not None
-    assert (failure.kind, failure.message) == (FailureKind.LIMIT, "ending a sandbox took more than 0.2 s")
+    assert (failure.kind, failure.message) == (FailureKind.LIMIT, "reading what was left took more than 0.2 s")
 
 
 def test_only_the_reference_is_told_the_solution() -> None:
