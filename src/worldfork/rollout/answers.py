@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 
 from worldfork.content.patches import PatchFile, apply_patch, parse_patch
@@ -84,6 +85,39 @@ async def gather_solution(here: Place, task: Task, snapshot_id: str) -> Edits:
             field="solution",
         )
     return edits
+
+
+def check_tests(task: Task, editable: Iterable[str], tests: Collection[str]) -> None:
+    """Refuse a task whose tests a policy could rewrite: files that pytest would collect, editable and laid by nobody.
+
+    Args:
+        task: only one whose hidden tests pytest runs is looked at.
+        editable: the editable paths of its starting state.
+        tests: paths of the hidden tests.
+
+    Raises:
+        ConfigError: there is such a file; `path` names it.
+    """
+    if not task.has_tests or task.test_command:
+        return
+    ids = (*task.fail_to_pass, *task.pass_to_pass)
+    told = {each.partition("::")[0].removeprefix("./") for each in (*task.test_args, *ids) if each[:1] != "-"}
+    there = [*editable, *tests]
+    tops = {top for top in told if any(_lies_at(path, top.rstrip("/")) for path in there)}
+    for path in sorted(set(editable) - set(tests)):
+        is_named = any(_lies_at(path, top.rstrip("/")) for top in tops) or not tops
+        is_test = path in tops or any(fnmatchcase(path.rpartition("/")[2], each) for each in _COLLECTED)
+        if is_named and is_test and not any(_lies_at(path, root) for root in task.test_roots):
+            raise ConfigError(
+                f"{path!r} of {task.task_id} is one of the tests and editable, so a policy could rewrite what judges it",
+                remedy=f"take it out of editable with {'!' + path!r}, or make it one of the hidden tests",
+                field="editable",
+                path=path,
+            )
+
+
+_COLLECTED = ("test_*.py", "*_test.py")
+"""What pytest takes for tests by itself."""
 
 
 def patched(

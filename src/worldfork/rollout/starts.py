@@ -22,7 +22,7 @@ from worldfork.records.origin import Origin
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.records.task import Task
 from worldfork.reward.places import TASK_DIRECTORY, inside_task
-from worldfork.rollout.answers import gather_solution, gather_tests, patched
+from worldfork.rollout.answers import check_tests, gather_solution, gather_tests, patched
 from worldfork.rollout.reading import Originals, find_editable, read_paths
 from worldfork.worlds.recipe import build_world
 from worldfork.worlds.world import async_world
@@ -125,7 +125,8 @@ class StartingStates:
         limits decide.
 
         Raises:
-            ConfigError: the task names what is not there, or a patch of it does not apply.
+            ConfigError: the task names what is not there, a patch of it does not apply, or tests that judge it are
+                editable.
             NotFound, StoreError: a snapshot that it names cannot be read.
             SandboxError: its world could not be built; or its rebuild step fails, then `kind` is `build`.
         """
@@ -151,6 +152,7 @@ class StartingStates:
         solution = await gather_solution(here, task, made.snapshot_id)
         state = StartingState(here, record, task, tests, solution)
         paths = await here.work(lambda: find_editable(here.store, made.snapshot_id, task.editable))
+        check_tests(task, paths, tests)
         state.originals = Originals(here.store, made.snapshot_id, paths)
         return state
 

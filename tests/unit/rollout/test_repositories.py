@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from worldfork.core.errors import ConfigError
+from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.globs import is_editable
 from worldfork.records.origin import Origin
+from worldfork.reward.startup import admit
 from worldfork.rollout.loading import load_tasks
 from worldfork.rollout.repositories import repository_task
 from worldfork.rollout.swebench import swebench_task
@@ -157,6 +159,15 @@ def test_tests_of_a_swebench_row_and_what_they_use_are_not_editable(path: str) -
     editable = swebench_task(row, {"o/n": "/src/n"}).editable
     assert not is_editable(path, editable)
     assert is_editable("lib/new/b.py", editable)
+
+
+def test_what_a_policy_made_of_the_tests_of_a_swebench_row_is_not_graded() -> None:
+    task = swebench_task(bench_row(), {"o/n": "/src/n"})
+    own = EditedFile(b"def test_b(): pass\n")
+    edits = Edits({"lib/a.py": EditedFile(b"two\n"), "tests/test_b.py": own, "tests/checks/__init__.py": own})
+    admitted, notes = admit(task, edits, ["tests/test_a.py"])
+    assert set(admitted.files) == {"lib/a.py"}
+    assert "tests/test_b.py" in notes[0]
 
 
 def test_what_the_fix_of_a_swebench_row_touches_is_editable_wherever_it_lies() -> None:
