@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +19,7 @@ from typing import Any
 import pytest
 from tests.faults.rolling import RIGHT, Forked, a_task, states
 
-from worldfork.core.errors import ConfigError, NotFound, SandboxDied
+from worldfork.core.errors import ConfigError, NotFound, SandboxDied, SandboxError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.door import through
 from worldfork.records.episode import FailureKind
@@ -149,6 +152,40 @@ def test_death_by_its_own_doing_is_scored(starts: StartingStates) -> None:
         assert rollout.grade().reward == 0.0
 
 
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [("while dd if=/dev/zero of=/big$i bs=1M count=20 2>/dev/null; do i=x$i; done", None), ("", FailureKind.LOST)],
+)
+def test_another_process_knows_whose_doing_a_death_was(
+    line: str, kind: FailureKind | None, starts: StartingStates
+) -> None:
+    rollout = opened(starts)
+    rollout.sh(SOLVE)
+    if line:
+        with contextlib.suppress(SandboxError):
+            rollout.sh(line, timeout=30)
+    else:
+        pid = rollout._inner.sandbox._live._pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+    end_s = time.monotonic() + 20
+    while time.monotonic() < end_s and through(rollout._inner.sandbox.cause_of_death()) is None:
+        time.sleep(0.05)
+    program = (
+        "import json, sys; from tests.faults.rolling import Forked; from worldfork.rollout.synchronous import Rollout\n"
+        "print(json.dumps(Rollout.attach(sys.argv[1], verifier=Forked()).grade().to_json()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, rollout.rollout_id], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    episode = json.loads(done.stdout)
+    if kind is None:
+        assert (episode["reward"], episode["policy_end"]) == (0.0, "sandbox_died")
+    else:
+        assert episode["failure"]["kind"] == kind.value
+    rollout.close()
+
+
 def test_closing_lets_a_grading_come_to_its_end(starts: StartingStates) -> None:
     verifier = Counting()
     verifier.wait_s = 0.5
@@ -161,14 +198,15 @@ def test_closing_lets_a_grading_come_to_its_end(starts: StartingStates) -> None:
         assert grading.result(timeout=60).reward == 1.0
 
 
-def test_a_cancelled_grading_is_taken_up_again(starts: StartingStates) -> None:
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_cancelled_grading_is_taken_up_again(keep: bool, starts: StartingStates) -> None:
     verifier = Counting()
 
     async def cancel_first() -> float | None:
         rollout = await open_rollout(a_task(), starts=await states(), verifier=verifier, ttl_s=120)
         await rollout.sh(SOLVE)
         verifier.wait_s = 60
-        grading = asyncio.ensure_future(rollout.grade())
+        grading = asyncio.ensure_future(rollout.grade(keep=keep))
         while not verifier.began.is_set():
             await asyncio.sleep(0.01)
         grading.cancel()
@@ -177,8 +215,11 @@ def test_a_cancelled_grading_is_taken_up_again(starts: StartingStates) -> None:
         verifier.wait_s = 0
         # Another handle, as another process would have it: the sandbox has ended, what it left is known.
         again = await AsyncRollout.attach(rollout.rollout_id, verifier=verifier)
-        episode = await again.grade()
+        episode = await again.grade(keep=keep)
         await again.close()
+        assert (episode.final_snapshot_id is not None) == keep
+        if episode.final_snapshot_id is not None:
+            await AsyncSandbox.delete_snapshot(episode.final_snapshot_id)
         return episode.reward
 
     assert asyncio.run(cancel_first()) == 1.0

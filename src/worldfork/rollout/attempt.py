@@ -123,9 +123,13 @@ class Attempt:
         """Take note of how long a turn was that was taken elsewhere."""
         self._timings = replace(self._timings, policy_s=policy_s, commands_s=self.recorder.commands_s)
 
-    def recall(self, sandbox_id: str, seed: int | None, end: str) -> None:
-        """Take up where another process is done with the policy's sandbox; `edits` and its like are set by hand."""
-        self._sandbox_id, self._seed, self.policy_end = sandbox_id, seed, end
+    def recall(self, sandbox_id: str, seed: int | None, policy_end: str, left: Carried | None) -> None:
+        """Take up where the policy's sandbox is over and read: `left` is what it left, None for nothing."""
+        self._sandbox_id, self._seed, self.policy_end = sandbox_id, seed, policy_end
+        self._carried = None
+        if left is not None:
+            self.edits, self.end_snapshot_id = left.edits, left.end_snapshot_id or None
+            self._carried = left if left.end_snapshot_id else None
 
     async def act(self, policy: Agent) -> None:
         """Let the policy take its turn."""

@@ -11,7 +11,7 @@ from worldfork.core.errors import CommandError, OutOfSpace, PathError, SandboxDi
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.deaths import asked
 from worldfork.lineage.place import place
-from worldfork.records.death import DeathCause
+from worldfork.records.death import Death, DeathCause
 from worldfork.records.episode import Failure, FailureKind
 
 MAX_MESSAGE_CHARACTERS = 2000
@@ -62,6 +62,15 @@ def failure_of(stage: FailureKind, error: Exception) -> Failure:
     return Failure(kind if isinstance(kind, FailureKind) else stage, code, message)
 
 
+def fault_of(death: Death) -> Failure | None:
+    """Return the fault of ours that a policy's sandbox ended by; None where it was the policy's own doing."""
+    kind = _DEATHS.get(death.cause)
+    if death.cause is DeathCause.ENDED and death.detail != asked().detail:
+        # Asked by another process: nothing says that the policy did. By a handle of its own process its program did.
+        kind = FailureKind.LOST
+    return None if kind is None else Failure(kind, SandboxDied.code, death.detail[:MAX_MESSAGE_CHARACTERS])
+
+
 async def blame(sandbox: AsyncSandbox, error: Exception, stage: FailureKind) -> Failure | None:
     """Return the fault of ours that an error in a policy's sandbox was; None where it was the policy's own doing.
 
@@ -74,11 +83,7 @@ async def blame(sandbox: AsyncSandbox, error: Exception, stage: FailureKind) -> 
         return None if error.scope == "sandbox" else failure_of(stage, error)
     death = await sandbox.cause_of_death()
     if death is not None:
-        kind = _DEATHS.get(death.cause)
-        if death.cause is DeathCause.ENDED and death.detail != asked().detail:
-            # Asked by another process: nothing says that the policy did. By a handle of this one it was its program.
-            kind = FailureKind.LOST
-        return None if kind is None else Failure(kind, SandboxDied.code, death.detail[:MAX_MESSAGE_CHARACTERS])
+        return fault_of(death)
     if isinstance(error, PathError):
         # A file system in memory, of which each sandbox has some, is filled by who is in it.
         ours = error.errno in _HOST_ERRNOS or (error.errno in _FULL_ERRNOS and place().is_full())

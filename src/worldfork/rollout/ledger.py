@@ -5,6 +5,7 @@
     scratch/rollouts/<sandbox id>/facts.json    what it is of
                                   end.json      what the policy left, once that was carried out
                                   episode.json  the result, once it is there
+                                  death.json    how the sandbox ended, where its process saw that
                                   closed        that nobody wants it any more
                                   lock          held by whoever grades or closes it
 """
@@ -25,6 +26,7 @@ from typing import Any
 
 from worldfork.core.errors import ConfigError, Locked, NotFound
 from worldfork.core.ids import check_id
+from worldfork.records.death import Death, DeathCause
 from worldfork.records.edits import Edits
 from worldfork.records.episode import Episode
 from worldfork.records.task import Task
@@ -111,6 +113,16 @@ class Ledger:
         """Return the result; None where there is none yet."""
         data = self._read("episode.json")
         return None if data is None else Episode.from_json(data)
+
+    def set_death(self, death: Death) -> None:
+        """Write down how the sandbox ended, by whoever started it: nobody else can know."""
+        with contextlib.suppress(FileNotFoundError):
+            self._write("death.json", {"cause": death.cause.value, "detail": death.detail})
+
+    def death(self) -> Death | None:
+        """Return how the sandbox ended; None where that is not known yet."""
+        data = self._read("death.json")
+        return None if data is None else Death(DeathCause(data["cause"]), data["detail"])
 
     def set_closed(self) -> None:
         """Write down that nobody wants it any more."""

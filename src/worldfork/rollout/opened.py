@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from worldfork.core.clock import SystemClock
 from worldfork.core.errors import ConfigError, NotFound, SandboxDied, WorldforkError
+from worldfork.core.threads import in_thread
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.place import place
 from worldfork.lineage.snapshots import SnapshotInfo
@@ -25,11 +26,12 @@ from worldfork.records.edits import Edits
 from worldfork.records.episode import Episode, Failure, FailureKind
 from worldfork.records.task import Task
 from worldfork.records.trajectory import Trajectory
+from worldfork.reward.carry import Carried
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.verifier import Verifier
 from worldfork.rollout.attempt import Attempt, Setting, Which
 from worldfork.rollout.bounds import to_its_end
-from worldfork.rollout.faults import failure_of
+from worldfork.rollout.faults import failure_of, fault_of
 from worldfork.rollout.judging import cpus, judges
 from worldfork.rollout.ledger import End, Facts, Ledger, forget_old
 from worldfork.rollout.leftovers import sweep_once
@@ -41,6 +43,11 @@ DEFAULT_TTL_S = 3600.0
 _GRADE_WAIT_S = 86_400.0
 """Each grading has its own limits; this only keeps a forgotten caller from waiting for ever."""
 
+_DEATH_S = 2.0
+"""How long another process waits for the one that started a sandbox to tell how it ended."""
+_POLL_S = 0.02
+
+_watching: set[asyncio.Task[None]] = set()
 _gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
@@ -105,7 +112,9 @@ async def open_rollout(
     except BaseException:
         await asyncio.shield(sandbox.terminate())
         raise
-    return AsyncRollout(ledger, facts, sandbox, start, verifier)
+    rollout = AsyncRollout(ledger, facts, sandbox, start, verifier)
+    rollout.watch()
+    return rollout
 
 
 class AsyncRollout:
@@ -143,6 +152,13 @@ class AsyncRollout:
         except NotFound:
             sandbox = None
         return cls(ledger, facts, sandbox, None, verifier)
+
+    def watch(self) -> None:
+        """Write down how the sandbox ends, as long as this event loop runs: other processes cannot see that."""
+        if self._inner is not None:
+            watching = asyncio.ensure_future(_note_death(self._ledger, self._inner))
+            _watching.add(watching)
+            watching.add_done_callback(_watching.discard)
 
     @property
     def rollout_id(self) -> str:
@@ -263,10 +279,9 @@ class AsyncRollout:
         lost = await to_its_end(self._carry(attempt))
         if lost is not None:
             return _failed(which, started_s, lost)
-        try:
-            await attempt.judge()
-        finally:
-            await to_its_end(attempt.clear())
+        # Where this is cancelled, the state at the end stays for the next who asks.
+        await attempt.judge()
+        await to_its_end(attempt.clear())
         return attempt.outcome().episode
 
     async def _find_start(self) -> StartingState:
@@ -278,21 +293,32 @@ class AsyncRollout:
         here = place()
         end = await here.work(self._ledger.end)
         if end is None:
+            if self._inner is not None:
+                attempt.adopt(self._inner)
+                await attempt.carry()
+            lost = attempt.failure
             if self._inner is None:
-                return self._why_gone()
-            attempt.adopt(self._inner)
-            await attempt.carry()
-            if attempt.failure is not None:
-                return None
+                attempt.policy_end = SandboxDied.code
+            if self._inner is None or (lost is not None and lost.kind is FailureKind.LOST):
+                lost = await self._why_gone()
+                attempt.failure = None
+            if lost is not None:
+                return lost
             end = End(attempt.edits, attempt.end_snapshot_id, attempt.policy_end)
             await here.work(lambda: self._ledger.set_end(end))
-        attempt.recall(self.rollout_id, self._facts.seed, end.policy_end)
-        attempt.edits, attempt.end_snapshot_id = end.edits, end.end_snapshot_id
+        left = None if end.edits is None else Carried(end.edits, end.end_snapshot_id or "")
+        attempt.recall(self.rollout_id, self._facts.seed, end.policy_end, left)
         return None
 
-    def _why_gone(self) -> Failure:
+    async def _why_gone(self) -> Failure | None:
+        """Return the fault of ours that ended the sandbox; None where it was the policy's own doing."""
         if self._ledger.closed:
             return Failure(FailureKind.STOPPED, "closed", "it was closed before it was graded")
+        for _ in range(round(_DEATH_S / _POLL_S)):
+            death = await place().work(self._ledger.death)
+            if death is not None:
+                return fault_of(death)
+            await asyncio.sleep(_POLL_S)
         if SystemClock().now_s() >= self._facts.ends_s:
             return Failure(FailureKind.LIMIT, "lease", "its lease was over before it was graded")
         return Failure(FailureKind.LOST, SandboxDied.code, "its sandbox is gone, and how it ended is not known here")
@@ -303,6 +329,10 @@ class AsyncRollout:
             which = Which(self._task, self._facts.policy_id, self._facts.index, self._facts.seed, self._facts.attempt)
             closed = Failure(FailureKind.STOPPED, "closed", "it was closed before it was graded")
             await here.work(lambda: self._ledger.set_episode(_failed(which, self._facts.opened_s, closed)))
+            end = await here.work(self._ledger.end)
+            if end is not None and end.edits is not None and end.end_snapshot_id is not None:
+                with contextlib.suppress(WorldforkError):
+                    await Carried(end.edits, end.end_snapshot_id).drop()
         with contextlib.suppress(WorldforkError, OSError, TimeoutError):
             async with asyncio.timeout(self._task.limits.stop_wall_s):
                 if self._inner is not None:
@@ -316,6 +346,14 @@ class AsyncRollout:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.rollout_id!r})"
+
+
+async def _note_death(ledger: Ledger, sandbox: AsyncSandbox) -> None:
+    with contextlib.suppress(WorldforkError, OSError):
+        await sandbox._live.wait_ended()
+        death = await sandbox.cause_of_death()
+        if death is not None:
+            await in_thread(ledger.set_death, death)
 
 
 def _gate() -> asyncio.Semaphore:
