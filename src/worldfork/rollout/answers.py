@@ -109,7 +109,7 @@ def check_tests(task: Task, editable: Iterable[str], tests: Collection[str]) -> 
         is_test = path in tops or any(fnmatchcase(path.rpartition("/")[2], each) for each in _COLLECTED)
         if is_named and is_test and not any(_lies_at(path, root) for root in task.test_roots):
             raise ConfigError(
-                f"{path!r} of {task.task_id} is one of the tests and editable, so a policy could rewrite what judges it",
+                f"{path!r} of {task.task_id} is one of the tests and editable, so a policy could rewrite its judge",
                 remedy=f"take it out of editable with {'!' + path!r}, or make it one of the hidden tests",
                 field="editable",
                 path=path,
