@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import errno
 import hashlib
 import json
+import os
+import posixpath
 import re
 import stat
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from worldfork.content.stack import Node
-from worldfork.core.errors import ConfigError, PathError
+from worldfork.core.errors import ConfigError, PathError, VerifierError
 from worldfork.keeping.browse import Browsed
 from worldfork.records.checked import checked_text
+from worldfork.records.episode import FailureKind
 from worldfork.reward.places import inside_task
 from worldfork.reward.scoring import checked_weight
 
@@ -25,14 +26,7 @@ MAX_FILE_BYTES = 64 << 20
 
 MAX_CHECKS = 10_000
 
-_MATCH_S = 10.0
 _KINDS = {"file": "f", "directory": "d", "link": "l", "fifo": "p", "socket": "s", "device": "bc"}
-_MATCH_PROGRAM = (
-    "import json, re, resource, sys\n"
-    "resource.setrlimit(resource.RLIMIT_CPU, (5, 5))\n"
-    "pattern, text = json.load(sys.stdin)\n"
-    "sys.exit(0 if re.search(pattern, text, re.MULTILINE) else 1)\n"
-)
 
 
 @dataclass(frozen=True)
@@ -144,69 +138,43 @@ class FilesSpec:
         return cls(tuple(made))
 
 
-@dataclass(frozen=True)
-class Pending:
-    """A regular expression that is still to be looked for."""
-
-    name: str
-    pattern: str
-    text: str
-
-
-def check_files(browsed: Browsed, spec: FilesSpec) -> tuple[dict[str, str], list[Pending]]:
+def check_files(browsed: Browsed, spec: FilesSpec) -> tuple[dict[str, str], list[FileCheck]]:
     """Look at the files of a stored state. Blocking.
 
     Returns:
-        (name of a check -> why it is not true, the expressions that are to be looked for yet).
+        (name of a check -> why it is not true, the checks whose expressions are still to be looked for).
 
     Raises:
-        StoreError, OutOfSpace: a layer cannot be read.
+        VerifierError: a check asks for what no state holds. StoreError, OutOfSpace: a layer cannot be read.
     """
     why: dict[str, str] = {}
-    pending: list[Pending] = []
+    pending: list[FileCheck] = []
     for check in spec.checks:
-        node = _node(browsed, check)
-        if check.absent or node is None:
-            if check.absent != (node is None):
-                why[check.name] = "is there" if node is not None else "is not there"
-            continue
-        reason = _about(check, node)
-        if not reason and check.reads:
-            reason, text = _inside(browsed, check, node)
-            if not reason and check.matches:
-                pending.append(Pending(check.name, check.matches, text))
+        reason, _ = _asked(browsed, check)
         if reason:
             why[check.name] = reason
+        elif check.matches and not check.absent:
+            pending.append(check)
     return why, pending
 
 
-async def match_all(pending: Sequence[Pending]) -> list[bool]:
-    """Look for expressions, each in a process that can be ended: one can take for ever on a policy's text."""
-    return [await _matches(each.pattern, each.text) for each in pending]
+def text_of(browsed: Browsed, check: FileCheck) -> str:
+    """Return the content of the file that a check is about; all else that it asks is true. Blocking."""
+    return _asked(browsed, check)[1]
 
 
-async def _matches(pattern: str, text: str) -> bool:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-I",
-        "-S",
-        "-c",
-        _MATCH_PROGRAM,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+def _asked(browsed: Browsed, check: FileCheck) -> tuple[str, str]:
+    """Return why a check is not true, its expression apart, and the content where it asks for that."""
     try:
-        async with asyncio.timeout(_MATCH_S):
-            await process.communicate(json.dumps([pattern, text]).encode("ascii"))
-        return process.returncode == 0
-    except TimeoutError:
-        return False
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        node = _node(browsed, check)
+    except PathError as error:
+        # Neither there nor absent: a policy that hides a path proves nothing by it.
+        return f"cannot be looked at: {os.strerror(error.errno or errno.EIO)}", ""
+    if check.absent or node is None:
+        right = check.absent == (node is None)
+        return ("" if right else "is there" if node is not None else "is not there"), ""
+    reason = _about(check, node)
+    return _inside(browsed, check, node) if not reason and check.reads else (reason, "")
 
 
 def _renamed(check: FileCheck, name: str) -> FileCheck:
@@ -215,11 +183,26 @@ def _renamed(check: FileCheck, name: str) -> FileCheck:
 
 
 def _node(browsed: Browsed, check: FileCheck) -> Node | None:
+    """Return what is at a path, None where nothing is.
+
+    Raises:
+        PathError: that cannot be told. VerifierError: no state holds the path.
+    """
     path = check.path if check.path.startswith("/") else inside_task(check.path)
     try:
+        browsed.expect_stored(posixpath.normpath(path).lstrip("/"))
+    except PathError as error:
+        raise VerifierError(
+            f"check {check.name!r}: {error}",
+            remedy="ask for a path that a sandbox can change",
+            kind=FailureKind.CALIBRATION,
+        ) from None
+    try:
         return browsed.node(path, follow=check.follow)
-    except PathError:
-        return None
+    except PathError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return None
+        raise
 
 
 def _about(check: FileCheck, node: Node) -> str:

@@ -14,12 +14,15 @@ from functools import partial
 from worldfork.core.clock import Clock, SystemClock
 from worldfork.core.ids import content_id
 from worldfork.keeping.browse import browsing
+from worldfork.keeping.with_ids import with_ids
 from worldfork.lineage.place import place
 from worldfork.records.task import Task
-from worldfork.reward.assertions import FilesSpec, Pending, check_files, match_all
+from worldfork.reward.assertions import FileCheck, FilesSpec, check_files, text_of
 from worldfork.reward.calibration import Calibration
+from worldfork.reward.matching import matches
 from worldfork.reward.scoring import score_tests
 from worldfork.reward.verifier import FINAL, Case, Grade
+from worldfork.store.store import Store
 
 FILES_FORMAT = 1
 
@@ -92,12 +95,21 @@ class FilesVerifier:
 
     async def _failures(self, snapshot_id: str) -> dict[str, str]:
         """Return what is not true of a state: name of a check -> why."""
-        why, pending = await place().work(partial(_look, snapshot_id, self._spec))
-        found = await match_all(pending)
-        why.update((each.name, "does not match") for each, matched in zip(pending, found, strict=True) if not matched)
+        store, ids = place().store, [snapshot_id]
+        why, pending = await place().work(partial(with_ids, store, ids, _look, snapshot_id, self._spec))
+        for check in pending:
+            # One after the other, read anew: the texts of all of them may be more than there is memory.
+            text = await place().work(partial(with_ids, store, ids, _read, snapshot_id, check))
+            if not await matches(check.matches, text):
+                why[check.name] = "does not match"
         return why
 
 
-def _look(snapshot_id: str, spec: FilesSpec) -> tuple[dict[str, str], list[Pending]]:
-    with browsing(place().store, snapshot_id) as browsed:
+def _look(store: Store, snapshot_id: str, spec: FilesSpec) -> tuple[dict[str, str], list[FileCheck]]:
+    with browsing(store, snapshot_id) as browsed:
         return check_files(browsed, spec)
+
+
+def _read(store: Store, snapshot_id: str, check: FileCheck) -> str:
+    with browsing(store, snapshot_id) as browsed:
+        return text_of(browsed, check)
