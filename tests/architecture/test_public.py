@@ -13,17 +13,22 @@ from tests.architecture import rules
 import worldfork
 
 PUBLIC = [
+    "AsyncRollout",
     "AsyncSandbox",
     "CheckpointType",
     "CommandExitReason",
     "CommandResult",
     "ConfigError",
+    "Episode",
+    "FailureKind",
     "ForkResult",
     "ForkResults",
+    "Group",
     "NotFound",
     "OutputMode",
     "ProcessInfo",
     "ProcessStatus",
+    "Rollout",
     "Sandbox",
     "SandboxDied",
     "SandboxError",
@@ -35,8 +40,15 @@ PUBLIC = [
     "SnapshotStore",
     "SnapshotWaitCondition",
     "StdinMode",
+    "Task",
+    "TaskLimits",
     "WorldforkError",
+    "async_open_rollout",
+    "async_run_group",
     "async_world",
+    "load_tasks",
+    "open_rollout",
+    "run_group",
     "world",
 ]
 
