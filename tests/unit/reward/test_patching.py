@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from worldfork.core.errors import ConfigError
@@ -47,3 +49,22 @@ def test_a_patch_reaches_editable_files_alone_and_makes_no_links() -> None:
         edits_of(link, ORIGINALS, EDITABLE)
     with pytest.raises(ConfigError, match="hunk 1"):
         edits_of(patch, {"a.py": b"two\none\n"}, EDITABLE)
+
+
+def test_no_file_is_read_but_those_that_were_touched() -> None:
+    class Counted(dict[str, bytes]):
+        def __init__(self) -> None:
+            super().__init__(ORIGINALS)
+            self.read: list[str] = []
+
+        def __getitem__(self, path: str) -> bytes:
+            self.read.append(path)
+            return super().__getitem__(path)
+
+        def items(self) -> Any:
+            raise AssertionError
+
+    originals = Counted()
+    edits = Edits({"a.py": EditedFile(b"mine"), "new.py": EditedFile(b"")}, ("b.py",))
+    assert b"+mine" in diff_of(originals, edits)
+    assert sorted(originals.read) == ["a.py", "b.py"]
