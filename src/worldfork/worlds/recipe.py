@@ -86,7 +86,7 @@ async def ground_of(origin: Origin) -> SnapshotInfo | None:
         return await _built(_key("package", _normal(origin.package), origin.version, origin.sha256), _fetching(origin))
     if origin.git:
         tree = await asyncio.to_thread(tree_of, origin.git)
-        return await _built(_key("git", tree), _exporting(origin.git))
+        return await _built(_key("git", "as committed", tree), _exporting(origin.git))
     digest = await asyncio.to_thread(digest_of_directory, origin.directory)
     return await _built(_key("directory", digest), _uploading(origin.directory))
 
@@ -110,9 +110,12 @@ def _fetching(origin: Origin) -> Build:
 def _exporting(git: str) -> Build:
     async def build(sandbox: AsyncSandbox) -> None:
         await sandbox.make_directory(DIRECTORY)
-        with contextlib.ExitStack() as stack:
+        stack = contextlib.ExitStack()
+        try:
             tree = await asyncio.to_thread(stack.enter_context, exported(git))
             await sandbox.upload_directory(tree, DIRECTORY)
+        finally:
+            await asyncio.to_thread(stack.close)
 
     return build
 

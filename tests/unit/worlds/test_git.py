@@ -79,3 +79,56 @@ def test_no_commit_is_the_callers_fault(repository: Path, commit: str) -> None:
 def test_no_repository_is_the_callers_fault(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no commit that git knows"):
         tree_of(f"{tmp_path}/nowhere@HEAD")
+
+
+def test_filters_of_the_repository_do_not_run_and_bytes_are_as_committed(repository: Path) -> None:
+    git(repository, "config", "filter.odd.smudge", f"touch '{repository}/ran'; cat")
+    (repository / ".gitattributes").write_text("*.py filter=odd\n*.txt text eol=crlf ident\n")
+    (repository / "lines.txt").write_bytes(b"one\ntwo $Id$\n")
+    (repository / "empty").write_bytes(b"")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "-m", "filters")
+    with exported(f"{repository}@HEAD") as tree:
+        assert (tree / "lines.txt").read_bytes() == b"one\ntwo $Id$\n"
+        assert (tree / "a.py").read_text() == "two\n"
+        assert (tree / "empty").read_bytes() == b""
+    assert not (repository / "ran").exists()
+
+
+def test_a_submodule_is_an_empty_directory(repository: Path) -> None:
+    head = git(repository, "rev-parse", "HEAD")
+    git(repository, "update-index", "--add", "--cacheinfo", f"160000,{head},deep/module")
+    git(repository, "commit", "--quiet", "-m", "module")
+    with exported(f"{repository}@HEAD") as tree:
+        assert list((tree / "deep/module").iterdir()) == []
+
+
+def mktree(repository: Path, *entries: str) -> str:
+    """Make a commit of a tree that `git add` would not make."""
+    words = ["git", "-C", str(repository), "mktree", "-z"]
+    done = subprocess.run(words, input="".join(f"{each}\0" for each in entries), capture_output=True, text=True)
+    return git(repository, "commit-tree", "-m", "odd", done.stdout.strip())
+
+
+def test_a_tree_that_would_leave_its_directory_is_refused(repository: Path) -> None:
+    blob = git(repository, "rev-parse", "HEAD:a.py")
+    below = git(repository, "rev-parse", "HEAD:tests")
+    (repository / "elsewhere").mkdir()
+    outside = subprocess.run(
+        ["git", "-C", str(repository), "hash-object", "-w", "--stdin"],
+        input=str(repository / "elsewhere"),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    commits = [
+        mktree(repository, f"040000 tree {below}\t.."),
+        mktree(repository, f"040000 tree {below}\t.git"),
+        mktree(repository, f"100644 blob {blob}\ta", f"120000 blob {outside}\ta"),
+        mktree(repository, f"120000 blob {outside}\ta", f"040000 tree {below}\ta"),
+    ]
+    for commit in commits:
+        with pytest.raises(ConfigError) as caught, exported(f"{repository}@{commit}"):
+            pass
+        assert caught.value.fields["field"] == "origin.git"
+    assert list((repository / "elsewhere").iterdir()) == []
