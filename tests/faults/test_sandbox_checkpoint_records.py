@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,17 +45,17 @@ def test_a_snapshot_that_is_published_is_returned(own_home: Path, base: str, mon
     with Sandbox.create(base=base, network="none") as sandbox:
         sandbox.write_file("/f", b"first")
         store = places.place().store
-        hold = store.hold
+        hold_on = store.hold_on
         refused = []
 
-        def full(holders: Sequence[Holder]) -> None:
-            if '"generation":1' in holders[0].facts:
-                refused.append(holders)
+        def full(holder: Holder) -> None:
+            if '"generation":1' in holder.facts:
+                refused.append(holder)
                 raise OutOfSpace("the disk is full", scope="host")
-            hold(holders)
+            hold_on(holder)
 
         with monkeypatch.context() as patch:
-            patch.setattr(store, "hold", full)
+            patch.setattr(store, "hold_on", full)
             first = sandbox.checkpoint()
         assert len(refused) == 1
         assert [taken.snapshot_id for taken in sandbox.list_snapshots()] == [first.snapshot_id]
