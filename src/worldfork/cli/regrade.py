@@ -78,10 +78,12 @@ def _print(results: Sequence[Regraded], stored: int, run: Path) -> None:
     ]
     if rows:
         print_table(("task", "rollout", "before", "now"), rows)
-    before = [each.before.reward for each in results if each.before.reward is not None]
-    now = [each.after.reward for each in results if each.after.reward is not None]
-    means = f"mean reward {_mean(before)} before, {_mean(now)} now" if now else "no reward"
-    print_line(f"{len(results)} of {stored} episodes graded again: {means}, {len(rows)} changed")
+    both = [each for each in results if each.before.reward is not None and each.after.reward is not None]
+    before = [each.before.reward for each in both if each.before.reward is not None]
+    now = [each.after.reward for each in both if each.after.reward is not None]
+    scored = sum(each.after.valid for each in results)
+    means = f"mean reward {_mean(before)} before, {_mean(now)} now" if both else "none has a reward both before and now"
+    print_line(f"{scored} of {stored} episodes have a reward now; of {len(both)}: {means}, {len(rows)} changed")
     print_line(f"kept below {run / REGRADED}")
     for each in results:
         if each.after.failure is not None:

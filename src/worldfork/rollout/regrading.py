@@ -62,7 +62,7 @@ async def regrade(
         on_episode: called with each as it ends, once it is written.
 
     Returns:
-        By the order of the run. Episodes of which nobody knows what their policy left are not among them; one whose
+        By group and index. Episodes of which nobody knows what their policy left are not among them; one whose
         stored edits are gone or damaged has a failure of kind `carry`, never the reward 0.
 
     Raises:
@@ -70,7 +70,8 @@ async def regrade(
         OSError: the results could not be written.
     """
     judge = _judge(verifier)
-    chosen = [each for each in run.episodes if each.edits is not None or _left_nothing(each)]
+    ordered = [each for group in run.groups for each in group.episodes]
+    chosen = [each for each in ordered if each.edits is not None or _left_nothing(each)]
     jobs = [(each, _task_of(run, each, verifier)) for each in chosen]
     if not jobs:
         return []

@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> str:
 def test_what_changed_is_shown(asked: dict[str, Any], run: str, invoke: Invoke) -> None:
     result = invoke("regrade", run, "--verifier", "pytest", "--concurrency", "3")
     assert result.exit_code == 0
-    assert "2 of 2 episodes graded again: mean reward 0.5000 before, 0.7500 now, 1 changed" in result.stdout
+    assert "2 of 2 episodes have a reward now; of 2: mean reward 0.5000 before, 0.7500 now, 1 changed" in result.stdout
     assert (asked["verifier"], asked["concurrency"]) == ({"kind": "pytest"}, 3)
 
 
