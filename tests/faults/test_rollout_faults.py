@@ -163,7 +163,8 @@ def test_what_may_be_tried_again_ends_with_its_reward(carrying: dict[str, Plan])
                     assert episode.failure.kind is FailureKind.POLICY
                 else:
                     assert episode.reward == 1.0, (stage, what, episode.failure)
-                    assert episode.attempt == (2 if stage else 1)
+                    assert episode.attempt == (2 if stage in ("fork", "policy", "carry") else 1)
+                    assert len(episode.faults) == (1 if stage else 0)
 
     asyncio.run(all_plans())
 

@@ -24,9 +24,9 @@ from worldfork.records.task import Task
 from worldfork.records.trajectory import Trajectory
 from worldfork.reward.carry import Carried, carry_out
 from worldfork.reward.patching import diff_of
-from worldfork.reward.verifier import Case, Grade, Start, Verifier, checked_reward
+from worldfork.reward.verifier import Case, Grade, Start, Verifier, checked_reward, gradings_of
 from worldfork.rollout.bounds import TurnOver, bounded
-from worldfork.rollout.faults import blame, failure_of
+from worldfork.rollout.faults import FaultRules, blame, failure_of, pause_after
 from worldfork.rollout.leftovers import end_label
 from worldfork.rollout.recording import RecordedSandbox, Recorder
 from worldfork.rollout.run_directory import trajectory_bytes
@@ -61,6 +61,8 @@ class Setting:
     clock: Clock = field(default_factory=SystemClock)
     gradings: asyncio.Semaphore | None = None
     """How many may be graded at a time."""
+    rules: FaultRules = field(default_factory=FaultRules)
+    """How often a grading is tried again."""
     keep_end: bool = False
     """Whether the end of a scored rollout is kept as a snapshot; whoever asked deletes it."""
 
@@ -72,6 +74,8 @@ class Outcome:
     episode: Episode
     blobs: tuple[bytes, ...] = ()
     """What `edits`, `diff` and `trajectory` of the episode are the digests of."""
+    acted: bool = False
+    """Whether the policy's turn is over and what it left is known: then it need not act again."""
 
 
 class Attempt:
@@ -86,6 +90,8 @@ class Attempt:
         self.edits: Edits | None = None
         self.end_snapshot_id: str | None = None
         self.grade: Grade | None = None
+        self.judge_faults: tuple[str, ...] = ()
+        """Kinds of the failures of the gradings before."""
         self._sandbox: AsyncSandbox | None = None
         self._sandbox_id: str | None = None
         self._seed = which.seed
@@ -95,6 +101,7 @@ class Attempt:
         self._holds = contextlib.AsyncExitStack()
         self._carried: Carried | None = None
         self._diff: bytes | None = None
+        self._acted = False
 
     @property
     def task(self) -> Task:
@@ -154,6 +161,7 @@ class Attempt:
             except (SandboxDied, OutOfSpace) as error:
                 self.failure = await blame(self._sandbox, error, FailureKind.CARRY)
                 self.policy_end = error.code
+        self._acted = self.failure is None
         if not self.setting.keep_end and not self.setting.verifier.needs_end:
             # Before the grading, which takes longest: a process that is killed leaves less behind.
             with contextlib.suppress(WorldforkError, OSError):
@@ -171,12 +179,27 @@ class Attempt:
         self._carried = self.end_snapshot_id = None
 
     async def judge(self) -> None:
-        """Grade what was left."""
+        """Grade what was left, and again after faults of ours as the rules allow; the policy need not act again."""
         if self.failure is not None or self._sandbox_id is None:
             return
+        kinds: tuple[FailureKind, ...] = ()
+        while True:
+            self.failure = await self._judge_once()
+            if self.failure is None:
+                return
+            kinds = (*kinds, self.failure.kind)
+            pause_s = pause_after(self.setting.rules, kinds)
+            if pause_s is None:
+                return
+            self.judge_faults = tuple(kind.value for kind in kinds)
+            await self.setting.clock.sleep_s(pause_s)
+
+    async def _judge_once(self) -> Failure | None:
         limits = self.task.limits
+        self.failure = None
         # Calibration may come first; each of its runs has the same limits.
-        longest_s = 4 * (limits.start_wall_s + limits.rebuild_wall_s + limits.grade_wall_s + limits.stop_wall_s)
+        once_s = limits.start_wall_s + limits.rebuild_wall_s + limits.grade_wall_s + limits.stop_wall_s
+        longest_s = 4 * once_s * gradings_of(self.setting.verifier)
         async with self.setting.gradings or contextlib.nullcontext():
             async with self._stage(FailureKind.GRADING, longest_s, "a grading", "grade_s"):
                 fault("rollout:grade")
@@ -192,6 +215,7 @@ class Attempt:
                 grade_s=self.grade.grade_s,
                 grade_cpu_s=self.grade.cpu_s,
             )
+        return self.failure
 
     def case(self) -> Case:
         """Return what the verifier is given."""
@@ -261,7 +285,7 @@ class Attempt:
             trust=self.setting.verifier.trust,
             seed=self._seed,
             attempt=self.which.attempt,
-            faults=self.which.faults,
+            faults=(*self.which.faults, *self.judge_faults),
             edits=_digest(edits),
             diff=_digest(diff),
             trajectory=_digest(record),
@@ -270,7 +294,7 @@ class Attempt:
         )
         if grade is not None:
             episode = graded(episode, grade)
-        return Outcome(episode, tuple(blob for blob in (edits, diff, record) if blob is not None))
+        return Outcome(episode, tuple(blob for blob in (edits, diff, record) if blob is not None), self._acted)
 
     @contextlib.asynccontextmanager
     async def _stage(self, kind: FailureKind, budget_s: float | None, what: str, timing: str) -> AsyncIterator[None]:
@@ -294,7 +318,8 @@ class Attempt:
         A program that meets the state of its own sandbox in an error has ended its turn by what it did there. Any other
         error is one of the program on the host.
         """
-        tells = self.which.policy_id == "reference"
+        # Said by the class that the library ships, not by a name: many call a frozen model so.
+        tells = getattr(policy, "tells_solution", False) is True
         solution = self.setting.start.solution if tells else None
         turn = Turn(self.which.index, sandbox.seed, self.recorder, solution)
         try:

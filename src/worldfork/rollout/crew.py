@@ -103,7 +103,7 @@ class Crew:
         finally:
             deadline.cancel()
             if self._unwritten:
-                await to_its_end(in_thread(self._store, self._take_unwritten()))
+                await to_its_end(self._write_batch())
 
     async def _take_jobs(self, jobs: Iterator[Job]) -> None:
         for job in jobs:
@@ -144,7 +144,8 @@ class Crew:
             outcome = await self._attempt(which)
             failure = outcome.episode.failure
             orders.faults.note_attempt(failure)
-            if failure is None:
+            if failure is None or outcome.acted:
+                # What the policy left was graded as often as the rules allow; another turn would be another answer.
                 break
             faults = (*faults, failure.kind)
             pause_s = orders.faults.pause_s(faults)
@@ -162,7 +163,9 @@ class Crew:
             verifier = self._verifier(which.task)
         except Exception as error:
             return Outcome(failed_before(which, started_s, FailureKind.START, error))
-        setting = Setting(start, verifier, orders.clock, self._gradings, keep_end=orders.keep is not None)
+        setting = Setting(
+            start, verifier, orders.clock, self._gradings, orders.faults.rules, keep_end=orders.keep is not None
+        )
         try:
             return await run_rollout(which, orders.policy, setting)
         except Exception as error:
@@ -261,12 +264,14 @@ class Crew:
             return
         self._unwritten.append(outcome)
         async with self._writing:
-            if self._unwritten:
-                await to_its_end(in_thread(self._store, self._take_unwritten()))
+            if outcome in self._unwritten:
+                await to_its_end(self._write_batch())
 
-    def _take_unwritten(self) -> list[Outcome]:
-        batch, self._unwritten = self._unwritten, []
-        return batch
+    async def _write_batch(self) -> None:
+        batch = list(self._unwritten)
+        await in_thread(self._store, batch)
+        # What could not be written stays, so that nobody takes it for written.
+        self._unwritten = self._unwritten[len(batch) :]
 
     def _store(self, batch: Sequence[Outcome]) -> None:
         """Write what ended; first what the episodes name. Blocking."""

@@ -109,6 +109,18 @@ class FaultRules:
     """So many attempts in a row, of all tasks, that failed for our reasons, and nothing more is begun."""
 
 
+def pause_after(rules: FaultRules, before: tuple[FailureKind, ...]) -> float | None:
+    """Return how long to wait before what failed is tried again; None where it is not.
+
+    Args:
+        rules: how often it may be.
+        before: the kinds of the failures, in order; at least one.
+    """
+    if len(before) >= rules.most_attempts or before.count(before[-1]) > rules.retries.get(before[-1], 0):
+        return None
+    return rules.pause_s * float(2 ** (len(before) - 1))
+
+
 class Faults:
     """Counts the faults of one run and says what follows from them. For one event loop."""
 
@@ -145,12 +157,9 @@ class Faults:
         Args:
             before: the kinds of its failed attempts, in order; at least one.
         """
-        rules = self.rules
-        if len(before) >= rules.most_attempts or before.count(before[-1]) > rules.retries.get(before[-1], 0):
+        if self._in_a_row >= self.rules.breaker:
             return None
-        if self._in_a_row >= rules.breaker:
-            return None
-        return rules.pause_s * float(2 ** (len(before) - 1))
+        return pause_after(self.rules, before)
 
     def refusal(self, task_hash: str) -> Failure | None:
         """Return why no rollout of a task is begun any more; None where it may be."""

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from worldfork.core.clock import SystemClock
-from worldfork.core.errors import ConfigError
+from worldfork.core.errors import ConfigError, WorldforkError
 from worldfork.core.ids import content_id
+from worldfork.core.threads import in_thread
+from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.place import place
 from worldfork.lineage.snapshots import SnapshotInfo
 from worldfork.records.episode import Episode, Failure, FailureKind
@@ -21,6 +23,7 @@ from worldfork.records.task import Task
 from worldfork.reward.advantages import group_advantages
 from worldfork.reward.score_verifier import ScoreFunction
 from worldfork.reward.verifier import Verifier
+from worldfork.rollout.bounds import to_its_end
 from worldfork.rollout.crew import Crew, Job, Orders, Starts
 from worldfork.rollout.faults import FaultRules, Faults
 from worldfork.rollout.journal import Journal, Key
@@ -111,7 +114,8 @@ async def run_rollouts(
         on_episode: called with each episode that ends now, in the order in which they end, once it is written.
         seeds: `derived` from the task and the index; `common` to the group; `independent`, by chance.
         seed: derives others.
-        stop: ends a group early. What lies behind the cut is STOPPED, in progress or done.
+        stop: ends a group early. What lies behind the cut is STOPPED, in progress or done, here and in the journal;
+            what an earlier call finished stays there as it is.
         keep: whose final state is kept as a snapshot: the `best` one's of each group, or `all`; None for none.
         deadline_s: wall time for the whole; what has not ended by then is STOPPED.
         rules: what is tried again, and when to give up.
@@ -129,16 +133,17 @@ async def run_rollouts(
     """
     agent = as_policy(policy)
     width = _check(tasks, n, concurrency, seeds=seeds, keep=keep, deadline_s=deadline_s)
+    if not tasks:
+        return []
     with _opened(run, journal, tasks) as (directory, book):
         wanted = {(task.task_hash, agent.policy_id, index): task for task in tasks for index in range(n)}
         ended = _known(book, wanted)
-        jobs = [Job(task, key[2], _seed(seeds, seed, task, key[2])) for key, task in wanted.items() if key not in ended]
-        if not jobs:
-            return [ended[key] for key in wanted]
+        verifier_of = judges(score=score) if verifier is None else lambda _: verifier
+        _check_judges(ended, wanted, verifier_of)
         orders = Orders(
             agent,
             starts or await StartingStates.open(world),
-            verifier_of=judges(score=score) if verifier is None else lambda _: verifier,
+            verifier_of=verifier_of,
             clock=SystemClock(),
             faults=Faults(rules),
             gradings=cpus(),
@@ -149,11 +154,14 @@ async def run_rollouts(
             run=directory,
             on_episode=on_episode,
         )
-        await sweep_once(place())
         crew = Crew(orders)
         for episode in ended.values():
             crew.know(episode)
-        await crew.work(jobs, width)
+        jobs = [Job(task, key[2], _seed(seeds, seed, task, key[2])) for key, task in wanted.items() if key not in ended]
+        if jobs:
+            await sweep_once(place())
+            await crew.work(jobs, width)
+            await _leave_out(crew, book)
         ended |= crew.ended
         return [_cut(ended[key], crew) for key in wanted]
 
@@ -234,11 +242,34 @@ def _known(journal: Journal | None, wanted: dict[Key, Task]) -> dict[Key, Episod
     return {each.key: each for each in journal.episodes() if each.reward is not None and each.key in wanted}
 
 
+def _check_judges(known: dict[Key, Episode], wanted: dict[Key, Task], verifier_of: Callable[[Task], Verifier]) -> None:
+    """Refuse to go on with a run that another verifier graded: its rewards are not to be compared with new ones."""
+    for key, episode in known.items():
+        now = verifier_of(wanted[key]).verifier_id if episode.verifier_id else ""
+        if now != episode.verifier_id:
+            raise ConfigError(
+                f"rollout {episode.index} of {episode.task_id} was graded by {episode.verifier_id}, not by {now}",
+                remedy="name another directory, or `worldfork regrade` this one",
+                field="verifier",
+            )
+
+
 def _seed(seeds: str, seed: int, task: Task, index: int) -> int:
     if seeds == "independent":
         return secrets.randbits(60)
     parts = [task.task_hash.encode(), b"" if seeds == "common" else str(index).encode()]
     return int(content_id(*parts, *([str(seed).encode()] if seed else []))[:15], 16)
+
+
+async def _leave_out(crew: Crew, journal: Journal | None) -> None:
+    """Take back what ended behind its group's cut before that was known, so that speed decides nothing anywhere."""
+    late = [each for each in crew.ended.values() if each.valid and _cut(each, crew) is not each]
+    for episode in late:
+        if episode.final_snapshot_id is not None:
+            with contextlib.suppress(WorldforkError):
+                await AsyncSandbox.delete_snapshot(episode.final_snapshot_id)
+    if late and journal is not None:
+        await to_its_end(in_thread(journal.append, [_cut(each, crew) for each in late]))
 
 
 def _cut(episode: Episode, crew: Crew) -> Episode:

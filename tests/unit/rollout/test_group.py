@@ -50,6 +50,7 @@ def deleting(monkeypatch: pytest.MonkeyPatch) -> Deleting:
     monkeypatch.setattr(group, "sweep_once", sweep_once)
     monkeypatch.setattr(group, "place", lambda: None)
     monkeypatch.setattr(crew, "AsyncSandbox", found)
+    monkeypatch.setattr(group, "AsyncSandbox", found)
     return found
 
 
@@ -176,8 +177,8 @@ def test_a_fault_of_ours_is_tried_again_and_counted() -> None:
     assert (start.begun, start.ended) == (2, 2)
 
 
-def test_each_attempt_is_another_one_to_an_outside_verifier() -> None:
-    verifier = Verifier()
+def test_a_grading_that_breaks_is_tried_again_without_another_turn() -> None:
+    verifier, start = Verifier(), boxes()
     seen: list[str] = []
 
     def give(case: Case) -> Grade:
@@ -187,8 +188,20 @@ def test_each_attempt_is_another_one_to_an_outside_verifier() -> None:
         return GRADE
 
     verifier.give = give
-    assert roll(n=1, verifier=verifier)[0].reward == 0.5
-    assert len(set(seen)) == 2
+    episode = roll(n=1, verifier=verifier, starts=Starts(start))[0]
+    assert (episode.reward, episode.attempt, episode.faults) == (0.5, 1, ("overload",))
+    # To an outside verifier it is the same act of grading.
+    assert len(seen) == 2
+    assert len(set(seen)) == 1
+    assert start.begun == 1
+
+
+def test_a_grading_that_stays_broken_costs_one_turn() -> None:
+    start, verifier = boxes(), Verifier(VerifierError("late", kind=FailureKind.OVERLOAD))
+    episode = roll(n=1, verifier=verifier, starts=Starts(start))[0]
+    assert kinds([episode]) == ["verifier"]
+    assert episode.edits is not None
+    assert (len(verifier.cases), start.begun) == (3, 1)
 
 
 def test_what_would_only_happen_again_is_not_tried_again() -> None:
@@ -228,6 +241,25 @@ def test_a_stop_rule_cuts_by_index_and_settles_the_rest() -> None:
     assert kinds(episodes) == [None, None, "enough", "enough", "enough", "enough"]
     assert [each.reward for each in episodes] == [0.0, 1.0, None, None, None, None]
     assert start.begun == start.ended == 6
+
+
+def test_what_ended_behind_the_cut_counts_nowhere(tmp_path: Path, deleting: Deleting) -> None:
+    async def last_is_first(sandbox: Any, turn: Any) -> None:
+        await asyncio.sleep(0.05 if turn.index < 2 else 0)
+
+    rewards = by_index(0.0, 1.0, 1.0)
+    episodes = roll(
+        Acting(last_is_first),
+        n=3,
+        concurrency=3,
+        verifier=rewards,
+        stop=StopRule(successes=1),
+        run=tmp_path,
+        keep="all",
+    )
+    assert kinds(episodes) == [None, None, "enough"]
+    assert sorted(StoredRun(tmp_path).episodes, key=lambda each: each.index) == episodes
+    assert deleting.gone == ["sn-sb-2"]
 
 
 def test_a_deadline_ends_what_still_runs() -> None:
@@ -385,6 +417,32 @@ def test_a_resumed_group_is_cut_where_the_first_would_have_been(tmp_path: Path) 
     episodes = roll(n=4, verifier=rewards, run=tmp_path, starts=Starts(start), stop=StopRule(successes=1))
     assert kinds(episodes) == [None, None, "enough", "enough"]
     assert start.begun == 0
+
+
+def test_a_finished_run_is_cut_where_it_was(tmp_path: Path) -> None:
+    rewards = by_index(0.0, 1.0, 1.0, 1.0)
+    roll(n=4, verifier=rewards, run=tmp_path)
+    again = roll(n=4, verifier=rewards, run=tmp_path, stop=StopRule(successes=1))
+    assert kinds(again) == [None, None, "enough", "enough"]
+
+
+def test_a_run_is_not_gone_on_with_by_another_verifier(tmp_path: Path) -> None:
+    roll(n=1, run=tmp_path)
+    other = Verifier()
+    other.verifier_id = "other"
+    with pytest.raises(ConfigError, match="graded by played, not by other"):
+        roll(n=2, run=tmp_path, verifier=other)
+
+
+def test_nothing_is_told_that_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Journal, episodes: Any) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(Journal, "append", full)
+    told: list[Episode] = []
+    with pytest.raises(OSError, match="no space left"):
+        roll(n=8, concurrency=8, run=tmp_path, on_episode=told.append)
+    assert told == []
 
 
 def test_a_journal_that_cannot_be_written_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

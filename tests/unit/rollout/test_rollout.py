@@ -28,8 +28,10 @@ from worldfork.records.task_limits import TaskLimits
 from worldfork.reward.verifier import Grade
 from worldfork.rollout import attempt, bounds, faults
 from worldfork.rollout.attempt import Setting, Which
+from worldfork.rollout.faults import FaultRules
 from worldfork.rollout.rollout import run_rollout
 
+ONCE = FaultRules(retries={})
 LIMITS = TaskLimits(policy_wall_s=0.05, start_wall_s=0.2, stop_wall_s=0.2)
 
 
@@ -61,7 +63,7 @@ def carrying(monkeypatch: pytest.MonkeyPatch) -> Carrying:
 
 def run(policy: Any, *, verifier: Verifier | None = None, start: Start | None = None, keep: bool = False) -> Episode:
     start = start or Start()
-    setting: Any = Setting(start, verifier or Verifier(), ManualClock(), keep_end=keep)  # type: ignore[arg-type]
+    setting: Any = Setting(start, verifier or Verifier(), ManualClock(), rules=ONCE, keep_end=keep)  # type: ignore[arg-type]
     which = Which(a_task(limits=LIMITS), policy.policy_id, 3)
     outcome = asyncio.run(run_rollout(which, policy, setting))
     assert start.begun == start.ended
@@ -282,9 +284,13 @@ def test_only_the_reference_is_told_the_solution() -> None:
     async def look(sandbox: Any, turn: Any) -> None:
         seen.append(turn.solution)
 
+    class Told(Acting):
+        tells_solution = True
+
     run(Acting(look))
     run(Acting(look, "reference"))
-    assert seen == [None, Start.solution]
+    run(Told(look))
+    assert seen == [None, None, Start.solution]
 
 
 def test_cancellation_passes_after_the_end() -> None:

@@ -24,6 +24,8 @@ class ReferencePolicy:
     """
 
     policy_id = "reference"
+    tells_solution = True
+    """Its turns are told the reference."""
 
     async def agent(self, sandbox: AsyncSandbox, task: Task, turn: Turn) -> None:
         """Lay the solution over the starting state."""
