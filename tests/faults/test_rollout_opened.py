@@ -19,13 +19,14 @@ from typing import Any
 import pytest
 from tests.faults.rolling import RIGHT, Forked, a_task, states
 
-from worldfork.core.errors import ConfigError, NotFound, SandboxDied, SandboxError
+from worldfork.core.errors import ConfigError, NotFound, SandboxDied, SandboxError, VerifierError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.door import through
 from worldfork.records.episode import FailureKind
 from worldfork.reward.verifier import Case, Grade
 from worldfork.rollout.opened import AsyncRollout, open_rollout
 from worldfork.rollout.starts import StartingStates
+from worldfork.rollout.stored import StoredRun
 from worldfork.rollout.synchronous import Rollout
 
 pytestmark = pytest.mark.filterwarnings("ignore:no cgroup of this host:RuntimeWarning")
@@ -198,6 +199,28 @@ def test_closing_lets_a_grading_come_to_its_end(starts: StartingStates) -> None:
         assert grading.result(timeout=60).reward == 1.0
 
 
+def test_a_fault_of_a_moment_is_not_for_ever(starts: StartingStates) -> None:
+    class Busy(Forked):
+        busy = True
+
+        async def grade(self, case: Case) -> Grade:
+            if self.busy:
+                raise VerifierError("late", kind=FailureKind.OVERLOAD)
+            return await super().grade(case)
+
+    verifier = Busy()
+    rollout = opened(starts, verifier=verifier)
+    rollout.sh(SOLVE)
+    failure = rollout.grade().failure
+    assert failure is not None
+    assert failure.kind is FailureKind.OVERLOAD
+    verifier.busy = False
+    assert rollout.grade().reward == 1.0
+    verifier.busy = True
+    assert rollout.grade().reward == 1.0
+    rollout.close()
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_cancelled_grading_is_taken_up_again(keep: bool, starts: StartingStates) -> None:
     verifier = Counting()
@@ -244,6 +267,28 @@ def test_states_are_kept_where_that_is_asked(starts: StartingStates) -> None:
         return seen
 
     assert through(look()) == ["answer.txt\n", "answer.txt\nmore.txt\n"]
+
+
+def test_episodes_are_added_to_a_run(starts: StartingStates, tmp_path: Path) -> None:
+    def one(index: int) -> None:
+        with opened(starts, index=index, run=tmp_path / "run") as rollout:
+            rollout.sh(SOLVE)
+            rollout.grade()
+            rollout.grade()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(one, range(8)))
+    stored = StoredRun(tmp_path / "run")
+    assert sorted(each.index for each in stored.episodes) == list(range(8))
+    for episode in stored.episodes:
+        edits, trajectory, diff = stored.edits(episode), stored.trajectory(episode), stored.diff(episode)
+        assert edits is not None
+        assert edits.files["answer.txt"].content == RIGHT.encode()
+        assert trajectory is not None
+        assert trajectory.steps[0].action == SOLVE
+        assert diff is not None
+        assert "+right" in diff
+    assert list(stored.tasks) == [a_task().task_hash]
 
 
 def test_many_at_once_from_many_threads(starts: StartingStates) -> None:

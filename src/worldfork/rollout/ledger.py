@@ -54,6 +54,8 @@ class Facts:
     """When its lease is over."""
     world: str | None = None
     """The snapshot that the task's files were laid over, where one was named."""
+    run: str | None = None
+    """The directory of the run to which the episode is added."""
 
     def read_task(self) -> Task:
         """Return the task."""
@@ -80,6 +82,8 @@ class Ledger:
         """Write down a new rollout."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._write("facts.json", asdict(facts))
+        # So that nobody has to read it to learn when it may go.
+        os.utime(self.path / "facts.json", (facts.ends_s, facts.ends_s))
 
     def facts(self) -> Facts:
         """Return what the rollout is of.
@@ -104,6 +108,10 @@ class Ledger:
             return None
         edits = None if data["edits"] is None else Edits.from_bytes(base64.b64decode(data["edits"]))
         return End(edits, data["snapshot"], data["policy_end"])
+
+    def forget_end(self) -> None:
+        """Let go of what the policy left: the episode is there, and the files may be large."""
+        (self.path / "end.json").unlink(missing_ok=True)
 
     def set_episode(self, episode: Episode) -> None:
         """Write down the result."""
@@ -172,12 +180,12 @@ class Ledger:
 
 
 def forget_old(root: Path, now_s: float) -> None:
-    """Remove the directories of rollouts whose lease was over long ago. Blocking."""
-    with contextlib.suppress(OSError):
-        for path in list(root.iterdir()):
-            with contextlib.suppress(Exception):
-                if Ledger(root, path.name).facts().ends_s + REMEMBERED_S < now_s:
-                    shutil.rmtree(path)
+    """Remove the directories of rollouts whose lease was over long ago. Blocking; a look at each name."""
+    with contextlib.suppress(OSError), os.scandir(root) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if os.stat(f"{entry.path}/facts.json").st_mtime + REMEMBERED_S < now_s:
+                    shutil.rmtree(entry.path)
 
 
 def _try_lock(file: int) -> bool:

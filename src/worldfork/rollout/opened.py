@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
+from pathlib import Path
 from typing import Any, Self
 
 from worldfork.core.clock import SystemClock
-from worldfork.core.errors import ConfigError, NotFound, SandboxDied, WorldforkError
+from worldfork.core.errors import ConfigError, Locked, NotFound, SandboxDied, WorldforkError
 from worldfork.core.threads import in_thread
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.place import place
@@ -29,13 +30,14 @@ from worldfork.records.trajectory import Trajectory
 from worldfork.reward.carry import Carried
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.verifier import Verifier
-from worldfork.rollout.attempt import Attempt, Setting, Which
+from worldfork.rollout.attempt import Attempt, Outcome, Setting, Which
 from worldfork.rollout.bounds import to_its_end
-from worldfork.rollout.faults import failure_of, fault_of
+from worldfork.rollout.faults import RETRIES, failure_of, fault_of
 from worldfork.rollout.judging import cpus, judges
 from worldfork.rollout.ledger import End, Facts, Ledger, forget_old
 from worldfork.rollout.leftovers import sweep_once
 from worldfork.rollout.recording import RecordedSandbox, Recorder
+from worldfork.rollout.run_directory import RunDirectory
 from worldfork.rollout.starts import StartingState, StartingStates
 from worldfork.sandbox.command import CommandResult
 
@@ -45,6 +47,8 @@ _GRADE_WAIT_S = 86_400.0
 
 _DEATH_S = 2.0
 """How long another process waits for the one that started a sandbox to tell how it ended."""
+_JOURNAL_S = 30.0
+"""How long to wait for others who add to the same run."""
 _POLL_S = 0.02
 
 _watching: set[asyncio.Task[None]] = set()
@@ -62,6 +66,7 @@ async def open_rollout(
     world: SnapshotInfo | None = None,
     verifier: Verifier | None = None,
     detached: bool = False,
+    run: str | Path | None = None,
     starts: StartingStates | None = None,
 ) -> AsyncRollout:
     """Fork a task's starting state for somebody to act in.
@@ -77,6 +82,7 @@ async def open_rollout(
         world: as of `run_rollouts`.
         verifier: by default the task's own.
         detached: whether it outlives this process, until its lease ends.
+        run: the directory of a run to which the episode is added once it is final, with what the policy left and did.
         starts: where starting states come from, for whoever opens many.
 
     Raises:
@@ -101,6 +107,7 @@ async def open_rollout(
         now_s,
         now_s + ttl_s,
         None if world is None else world.snapshot_id,
+        None if run is None else str(Path(run).absolute()),
     )
     here = place()
     root = here.home.scratch / "rollouts"
@@ -219,10 +226,12 @@ class AsyncRollout:
             keep: whether the state at the end stays, as the episode's `final_snapshot_id`; the caller deletes it.
 
         Returns:
-            The episode: scored, or with a failure where that is a fault of ours.
+            The episode: scored, or with a failure where that is a fault of ours. What could be graded yet, on a machine
+            that is less busy, may be asked for again.
 
         Raises:
-            NotFound: its lease was over long ago, and the episode is forgotten.
+            NotFound: its lease was over long ago, and the episode is forgotten. Locked, OSError: it could not be added
+            to its run; ask again.
         """
         here = place()
         known = await here.work(self._ledger.episode)
@@ -232,14 +241,33 @@ class AsyncRollout:
             known = await here.work(self._ledger.episode)
             if known is not None:
                 return known
-            episode = await self._grade(policy_end, keep)
-            await here.work(lambda: self._ledger.set_episode(episode))
+            outcome, final = await self._grade(policy_end, keep)
+            episode = outcome.episode
+            if final:
+                await to_its_end(self._settle(outcome))
             if self._ledger.closed:
                 await to_its_end(self._clear())
             return episode
 
+    async def _settle(self, outcome: Outcome) -> None:
+        """Write down what is final; first where it is to stay."""
+        if self._facts.run is not None:
+            await self._add(RunDirectory(self._facts.run), outcome)
+        await place().work(lambda: self._ledger.set_episode(outcome.episode))
+
+    async def _add(self, run: RunDirectory, outcome: Outcome) -> None:
+        tries = round(_JOURNAL_S / _POLL_S)
+        for left in reversed(range(tries)):
+            try:
+                await in_thread(run.add, self._task, outcome.episode, outcome.blobs)
+                return
+            except Locked:
+                if not left:
+                    raise
+                await asyncio.sleep(_POLL_S)
+
     async def edits(self) -> Edits | None:
-        """Return what the policy left, once it is graded; None before, and where it left nothing that could be read."""
+        """Return what the policy left, from its grading until it is closed; None where nothing could be read."""
         end = await place().work(self._ledger.end)
         return None if end is None else end.edits
 
@@ -262,7 +290,8 @@ class AsyncRollout:
     def _is_dead(self) -> bool:
         return not self._ledger.path.exists()
 
-    async def _grade(self, policy_end: str, keep: bool) -> Episode:
+    async def _grade(self, policy_end: str, keep: bool) -> tuple[Outcome, bool]:
+        """Return the episode with what it names, and whether asking again could not give another."""
         facts = self._facts
         which = Which(self._task, facts.policy_id, facts.index, facts.seed, facts.attempt)
         started_s = facts.opened_s
@@ -270,7 +299,7 @@ class AsyncRollout:
             start = self._start = self._start or await self._find_start()
             verifier = self._verifier = self._verifier or judges()(self._task)
         except Exception as error:
-            return _failed(which, started_s, failure_of(FailureKind.START, error))
+            return Outcome(_failed(which, started_s, failure_of(FailureKind.START, error))), False
         attempt = Attempt(which, Setting(start, verifier, gradings=_gate(), keep_end=keep))
         attempt.recorder = self._recorder
         attempt.policy_end = policy_end
@@ -278,11 +307,14 @@ class AsyncRollout:
         # What was begun here is brought to its end even for a caller that is gone: half of it would look like a death.
         lost = await to_its_end(self._carry(attempt))
         if lost is not None:
-            return _failed(which, started_s, lost)
-        # Where this is cancelled, the state at the end stays for the next who asks.
+            return Outcome(_failed(which, started_s, lost)), True
+        # Where this is cancelled or fails for our reasons, the state at the end stays for the next who asks.
         await attempt.judge()
-        await to_its_end(attempt.clear())
-        return attempt.outcome().episode
+        final = attempt.failure is None or attempt.failure.kind not in RETRIES
+        if final:
+            await to_its_end(attempt.clear())
+            await attempt.describe()
+        return attempt.outcome(), final
 
     async def _find_start(self) -> StartingState:
         world = None if self._facts.world is None else await AsyncSandbox.get_snapshot(self._facts.world)
@@ -337,6 +369,7 @@ class AsyncRollout:
             async with asyncio.timeout(self._task.limits.stop_wall_s):
                 if self._inner is not None:
                     await self._inner.terminate()
+        await here.work(self._ledger.forget_end)
 
     async def __aenter__(self) -> Self:
         return self

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from worldfork.core.errors import ConfigError
+from worldfork.records.episode import Episode
 from worldfork.records.task import Task
 from worldfork.records.trajectory import Trajectory
 from worldfork.rollout.journal import Journal
@@ -63,6 +64,18 @@ class RunDirectory:
         for directory in touched:
             sync_directory(directory)
         return digests
+
+    def add(self, task: Task, episode: Episode, blobs: Iterable[bytes] = ()) -> None:
+        """Add one episode with what it names, for whoever does not hold the journal; others may do so too. Blocking.
+
+        Raises:
+            Locked: somebody holds the journal now. ConfigError, Corrupt: it is none.
+            OSError: the disk is full or broken.
+        """
+        with self.open_journal() as journal:
+            self.put_tasks([task])
+            self.put(blobs)
+            journal.append([episode])
 
     def put_tasks(self, tasks: Sequence[Task]) -> None:
         """Keep tasks beside those that are there already. For whoever holds the journal.
