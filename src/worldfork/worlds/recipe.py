@@ -42,8 +42,8 @@ async def build_world(source: WorldSource) -> SnapshotInfo:
     """Return the world of a source, built now if this home does not have it yet.
 
     Files of a git commit, a source distribution or a directory are laid down first; then `dependencies` are installed
-    by pip, then the `commands` run, then `without` is removed. It all happens in a sandbox on this machine's userland
-    with the host's network; rollouts of the world have none.
+    by pip, then the `commands` run, then `without` is removed. It all happens in a sandbox on this machine's userland,
+    with the host's network where a package is fetched or commands run; rollouts of the world have none.
 
     Raises:
         ConfigError: the source names what is not there.
@@ -65,7 +65,7 @@ async def build_world(source: WorldSource) -> SnapshotInfo:
                 await _step(sandbox, command)
             await _remove(sandbox, source.without)
 
-    return await _built(key, build, ground)
+    return await _built(key, build, ground, network="host" if dependencies or source.commands else "none")
 
 
 async def ground_of(origin: Origin) -> SnapshotInfo | None:
@@ -83,7 +83,8 @@ async def ground_of(origin: Origin) -> SnapshotInfo | None:
         snapshot_id = await here.work(lambda: here.store.id_of(origin.snapshot))
         return await AsyncSandbox.get_snapshot(snapshot_id)
     if origin.package:
-        return await _built(_key("package", _normal(origin.package), origin.version, origin.sha256), _fetching(origin))
+        key = _key("package", _normal(origin.package), origin.version, origin.sha256)
+        return await _built(key, _fetching(origin), network="host")
     if origin.git:
         tree = await asyncio.to_thread(tree_of, origin.git)
         return await _built(_key("git", "as committed", tree), _exporting(origin.git))
@@ -94,9 +95,9 @@ async def ground_of(origin: Origin) -> SnapshotInfo | None:
 Build = Callable[[AsyncSandbox], Awaitable[None]]
 
 
-async def _built(key: str, build: Build, ground: SnapshotInfo | None = None) -> SnapshotInfo:
+async def _built(key: str, build: Build, ground: SnapshotInfo | None = None, *, network: str = "none") -> SnapshotInfo:
     below = {} if ground is None else {"snapshot_id": ground.snapshot_id}
-    return await async_world(key, build, network="host", memory_mb=BUILD_MEMORY_MB, **below)
+    return await async_world(key, build, network=network, memory_mb=BUILD_MEMORY_MB, **below)
 
 
 def _fetching(origin: Origin) -> Build:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from worldfork.core.errors import ConfigError
-from worldfork.records.origin import WorldSource
+from worldfork.records.origin import Origin, WorldSource
 from worldfork.worlds import recipe
 from worldfork.worlds.recipe import build_world, digest_of_directory
 
@@ -73,3 +75,37 @@ def test_pytest_comes_with_a_world_that_names_none(dependencies: tuple[str, ...]
 def test_an_option_is_no_requirement() -> None:
     with pytest.raises(ConfigError, match="option of pip"):
         asyncio.run(build_world(WorldSource(dependencies=("--index-url=http://elsewhere.invalid",))))
+
+
+@pytest.mark.parametrize(
+    ("source", "networks"),
+    [
+        (WorldSource(Origin(snapshot="given"), without=("stale",)), ["none"]),
+        (WorldSource(Origin(snapshot="given"), commands=(("true",),)), ["host"]),
+        (WorldSource(Origin(snapshot="given"), dependencies=("box",)), ["host"]),
+        (WorldSource(Origin(directory="/replaced"), dependencies=("pytest",)), ["none", "host"]),
+        (WorldSource(Origin(package="box", version="1")), ["host", "host"]),
+    ],
+)
+def test_only_what_fetches_or_runs_commands_has_the_network(
+    source: WorldSource, networks: list[str], tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def built(key: str, build: object, *, network: str, **_: object) -> SimpleNamespace:
+        asked.append(network)
+        return SimpleNamespace(snapshot_id="there")
+
+    async def there(snapshot_id: str) -> SimpleNamespace:
+        return SimpleNamespace(snapshot_id=snapshot_id)
+
+    async def work(_: object) -> str:
+        return "there"
+
+    monkeypatch.setattr(recipe, "async_world", built)
+    monkeypatch.setattr(recipe, "place", lambda: SimpleNamespace(work=work))
+    monkeypatch.setattr(recipe.AsyncSandbox, "get_snapshot", there)
+    if source.origin.directory:
+        source = dataclasses.replace(source, origin=Origin(directory=str(tree)))
+    asyncio.run(build_world(source))
+    assert asked == networks
