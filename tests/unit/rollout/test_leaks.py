@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import zlib
+from collections.abc import Iterator
 from hashlib import sha1
 from pathlib import Path
 
 import pytest
 
 from worldfork.content.merged import MergedView
+from worldfork.content.stack import Node
 from worldfork.rollout.leaks import scanning
 from worldfork.rollout.leaks.scanning import Leak, Scan
 from worldfork.rollout.leaks.secrets import Secrets
@@ -190,6 +192,51 @@ def test_a_damaged_index_says_nothing(tmp_path: Path, index: bytes) -> None:
     (tmp_path / "mirror.git/refs").mkdir()
     put(tmp_path, "mirror.git/objects/pack/pack-1.idx", index)
     assert not any(leak.certain for leak in look(tmp_path))
+
+
+def test_repositories_within_each_other_cost_each_entry_once(tmp_path: Path) -> None:
+    depth = 30
+    for level in range(depth):
+        top = "/".join(["r.git"] * (level + 1))
+        put(tmp_path, f"{top}/HEAD", b"")
+        (tmp_path / top / "refs").mkdir()
+        (tmp_path / top / "objects").mkdir()
+    listed = 0
+
+    class Counted(MergedView):
+        def children(self, node: Node) -> Iterator[Node]:
+            nonlocal listed
+            listed += 1
+            return iter(super().children(node))
+
+    Scan(Counted([tmp_path], "user"), SECRETS).run()
+    assert listed < depth * 3 * 5
+
+
+def test_a_repository_counts_within_the_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "r.git/HEAD", b"ref: refs/heads/main\n")
+    (tmp_path / "r.git/objects").mkdir()
+    for number in range(20):
+        put(tmp_path, f"r.git/refs/{number}", b"")
+    monkeypatch.setattr(scanning, "MAX_ENTRIES", 10)
+    scan = Scan(MergedView([tmp_path], "user"), SECRETS)
+    scan.run()
+    assert not scan.complete
+    assert scan.entries < 40
+
+
+def test_of_a_long_log_only_the_beginning_is_read(tmp_path: Path) -> None:
+    put(tmp_path, "r.git/HEAD", b"ref: refs/heads/main\n")
+    (tmp_path / "r.git/objects").mkdir()
+    (tmp_path / "r.git/refs").mkdir()
+    (tmp_path / "r.git/logs").mkdir()
+    with (tmp_path / "r.git/logs/HEAD").open("wb") as file:
+        file.write(b"one\ntwo\n")
+        file.truncate(64 << 20)
+    scan = Scan(MergedView([tmp_path], "user"), SECRETS)
+    scan.run()
+    assert any("1 logs" in leak.why for leak in scan.leaks)
+    assert scan.read_bytes < 8 << 20
 
 
 def test_bounds_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 
 MAX_INDEX_BYTES = 256 << 20
 """Of the index of a pack."""
+_MAX_TEXT_BYTES = 1 << 20
+"""Of a list of references; of a log or a head a fraction of it."""
+_MAX_LOGS = 1000
 _INDEX_HEADER = b"\xfftOc\0\0\0\x02"
 _FANOUT_BYTES = 1024
 _NAME_BYTES = (20, 32)
 _TRAILERS = 2
 
-Read = Callable[[str], bytes]
-"""Returns the content of a file of the repository by its path there."""
+Read = Callable[[str, int], bytes]
+"""Returns the content of a file of the repository, by its path there, up to so many bytes."""
 
 
 def is_repository(names: frozenset[str]) -> bool:
@@ -34,7 +37,7 @@ def secret_objects(files: frozenset[str], read: Read, wanted: Mapping[str, tuple
             yield name
     for path in files:
         if path.startswith("objects/pack/") and path.endswith(".idx"):
-            yield from _packed(read(path), wanted)
+            yield from _packed(read(path, MAX_INDEX_BYTES), wanted)
 
 
 def other_states(files: frozenset[str], read: Read) -> list[str]:
@@ -44,15 +47,16 @@ def other_states(files: frozenset[str], read: Read) -> list[str]:
     if "packed-refs" in files:
         references |= {
             line.split()[1].decode("utf-8", "replace")
-            for line in read("packed-refs").splitlines()
+            for line in read("packed-refs", _MAX_TEXT_BYTES).splitlines()
             if len(line.split()) == 2 and not line.startswith((b"#", b"^"))
         }
-    head = read("HEAD").decode("utf-8", "replace").strip().removeprefix("ref: ") if "HEAD" in files else ""
+    said = read("HEAD", _MAX_TEXT_BYTES >> 8) if "HEAD" in files else b""
+    head = said.decode("utf-8", "replace").strip().removeprefix("ref: ")
     others = sorted(references - {head})
     if others:
         found.append(f"{len(others)} other branches, tags or stashes, such as {others[0]}")
-    logs = [path for path in files if path.startswith("logs/")]
-    moved = sum(len(read(path).splitlines()) > 1 for path in logs)
+    logs = sorted(path for path in files if path.startswith("logs/"))[:_MAX_LOGS]
+    moved = sum(len(read(path, _MAX_TEXT_BYTES >> 4).splitlines()) > 1 for path in logs)
     if moved:
         found.append(f"{moved} logs of where branches stood before")
     left = sorted(files & {"ORIG_HEAD", "FETCH_HEAD", "MERGE_HEAD", "objects/info/alternates"})

@@ -154,8 +154,8 @@ class Scan:
         held = dict(self._below(node))
         files = frozenset(held)
 
-        def read(path: str) -> bytes:
-            return self._content(held[path], history.MAX_INDEX_BYTES)
+        def read(path: str, most_bytes: int) -> bytes:
+            return self._content(held[path], most_bytes)
 
         for name in sorted(set(history.secret_objects(files, read, self.secrets.blobs))):
             kind, path = self.secrets.blobs[name]
@@ -164,9 +164,19 @@ class Scan:
             self._found(node, "history", why)
 
     def _below(self, node: Node) -> Iterator[tuple[str, Node]]:
+        """Yield the files of a repository, each with its path there; one that lies in it is looked at by itself."""
         waiting = [node]
         while waiting:
-            for child in self.view.children(waiting.pop()):
+            above = waiting.pop()
+            children = list(self.view.children(above))
+            self.entries += len(children)
+            if self.entries > MAX_ENTRIES:
+                self.complete = False
+                return
+            names = frozenset(PurePosixPath(child.path).name for child in children)
+            if above is not node and history.is_repository(names):
+                continue
+            for child in children:
                 if child.seen.kind == "d":
                     waiting.append(child)
                 elif child.seen.kind == "f":
