@@ -57,6 +57,17 @@ def test_a_package_is_graded_by_the_tests_of_its_next_version(calibrations: Cali
     assert "0.8.10" not in said
 
 
+def test_programs_that_the_package_declares_are_on_the_path_of_its_tests(calibrations: CalibrationStore) -> None:
+    task = named("python-dotenv-1.0.0")
+    _, (reference, _, broken) = asyncio.run(
+        graded(task, calibrations, Edits({"src/dotenv/__main__.py": EditedFile(b"raise SystemExit(1)\n")}))
+    )
+    assert set(task.pass_to_pass) <= set(reference.passed)
+    # They run what the policy made of the package.
+    assert "tests/test_cli.py::test_run" in reference.passed
+    assert "tests/test_cli.py::test_run" not in broken.passed
+
+
 def test_a_c_extension_is_rebuilt_and_what_does_not_compile_earns_nothing(calibrations: CalibrationStore) -> None:
     task = named("ujson-5.4.0")
     broken = Edits({"python/ujson.c": EditedFile(b"not C")})

@@ -34,7 +34,8 @@ def repository_task(row: Mapping[str, Any], limits: TaskLimits = LIMITS) -> Task
     Fields: `task_id`, `package`, `base_version`, `fix_version`, `prompt`, `editable` (here `*` crosses `/`),
     `changed_files`, `test_roots`, `test_files`, `test_args`; and where needed `dependencies`, `pythonpath` (relative),
     `env`, `rebuild` (one line or null), `fail_to_pass`, `pass_to_pass`, `stale_visible_tests` (named in the prompt,
-    since they contradict what is asked for), `base_sha256`, `fix_sha256`. Others are for people.
+    since they contradict what is asked for), `base_sha256`, `fix_sha256`. Others are for people. With `pythonpath` the
+    world also gets the programs that the package's metadata there declares.
 
     Raises:
         ConfigError: a field is missing or malformed; `field` names it.
@@ -54,7 +55,7 @@ def repository_task(row: Mapping[str, Any], limits: TaskLimits = LIMITS) -> Task
     return Task(
         task_id=said["task_id"],
         prompt=_prompt(said["prompt"], lists["stale_visible_tests"]),
-        world=WorldSource(base, lists["dependencies"]),
+        world=WorldSource(base, lists["dependencies"], _making_programs(lists["pythonpath"])),
         editable=tuple(_crossing(each) for each in lists["editable"]),
         tests_from=TreeSource(fix, lists["test_roots"]),
         test_roots=lists["test_roots"],
@@ -93,10 +94,36 @@ def _crossing(pattern: str) -> str:
     return f"{above}/**/{name}" if above and "*" in name and not above.endswith("**") else pattern
 
 
+_PROGRAMS = """\
+import importlib.metadata, os, sys, sysconfig
+top = sysconfig.get_path("scripts")
+for found in importlib.metadata.distributions(path=sys.argv[1:]):
+    for point in found.entry_points:
+        path = os.path.join(top, os.path.basename(point.name))
+        if point.group != "console_scripts" or os.path.lexists(path):
+            continue
+        module, _, call = point.value.partition("[")[0].strip().partition(":")
+        os.makedirs(top, exist_ok=True)
+        with open(path, "x") as file:
+            file.write(f"#!{sys.executable}\\nimport sys\\nfrom {module} import {call.split('.')[0]}\\n")
+            file.write(f"sys.exit({call}())\\n")
+        os.chmod(path, 0o755)
+"""
+"""Makes the programs that a source distribution's own metadata declares, as an installer would; none that is there is
+replaced. They run the code in the task's directory, so that an edit of it counts."""
+
+
+def _making_programs(paths: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    return (("python", "-c", _PROGRAMS, *_inside(paths)),) if paths else ()
+
+
+def _inside(paths: Sequence[str]) -> list[str]:
+    return [TASK_DIRECTORY if each == "." else f"{TASK_DIRECTORY}/{each}" for each in paths]
+
+
 def _variables(row: Mapping[str, Any], paths: Sequence[str]) -> dict[str, str]:
     found = checked_variables("env", row.get("env") or {})
-    inside = [TASK_DIRECTORY if each == "." else f"{TASK_DIRECTORY}/{each}" for each in paths]
-    return {**found, "PYTHONPATH": ":".join(inside)} if inside else found
+    return {**found, "PYTHONPATH": ":".join(_inside(paths))} if paths else found
 
 
 def _prompt(prompt: str, stale: Sequence[str]) -> str:

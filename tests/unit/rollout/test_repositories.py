@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +73,31 @@ def test_a_row_says_where_everything_comes_from() -> None:
 )
 def test_a_star_of_a_row_crosses_directories(path: str, means: bool) -> None:
     assert is_editable(path, repository_task(row()).editable) is means
+
+
+def test_programs_of_the_packages_own_metadata_are_made_and_none_is_replaced(tmp_path: Path) -> None:
+    """As an installer would: what a package's tests call by name has to be on PATH."""
+    task = repository_task(row(pythonpath=["src"]))
+    ((python, flag, program, where),) = task.world.commands
+    assert (python, flag, where) == ("python", "-c", "/workspace/src")
+    assert repository_task(row(pythonpath=[])).world.commands == ()
+    told = tmp_path / "src/box.egg-info"
+    told.mkdir(parents=True)
+    (told / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: box\nVersion: 1.0\n")
+    (told / "entry_points.txt").write_text(
+        "[console_scripts]\nbox = boxed:Main.run [extra]\ntaken = boxed:Main.run\n"
+        "[gui_scripts]\nother = boxed:Main.run\n"
+    )
+    (tmp_path / "src/boxed.py").write_text("class Main:\n    @staticmethod\n    def run():\n        print('boxed')\n")
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    (scripts / "taken").write_text("there already")
+    there = f"import sysconfig; sysconfig.get_path = lambda _: {str(scripts)!r}\n{program}"
+    subprocess.run([sys.executable, "-c", there, str(tmp_path / "src")], check=True)
+    assert {path.name for path in scripts.iterdir()} == {"box", "taken"}
+    assert (scripts / "taken").read_text() == "there already"
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+    assert subprocess.run([scripts / "box"], env=env, capture_output=True, check=True).stdout == b"boxed\n"
 
 
 def test_tests_that_contradict_the_task_are_named_in_the_prompt() -> None:
