@@ -13,10 +13,14 @@ import pytest
 
 from worldfork.core.errors import ConfigError, SandboxError
 from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.records.edits import EditedFile
 from worldfork.records.episode import FailureKind
 from worldfork.records.origin import Mount, Origin, TreeSource, WorldSource
 from worldfork.records.task import Task
 from worldfork.records.task_limits import TaskLimits
+from worldfork.rollout import reading, starts
+from worldfork.rollout.answers import gather_tests
+from worldfork.rollout.reading import read_paths
 from worldfork.rollout.starts import StartingState, StartingStates
 from worldfork.worlds.world import async_world
 
@@ -103,6 +107,26 @@ def test_a_patch_and_files_make_the_start_and_originals_are_read_on_the_host() -
     assert said.split() == ["src:", "a.py", "extra.py", "new.py", "tests:", "test_a.py", "755", "blue"]
 
 
+def test_all_originals_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def make() -> Task:
+        return task(await ground(), files={f"src/{number:02}.py": f"{number}" for number in range(20)})
+
+    originals = started(make).originals
+    one_by_one = [originals[path] for path in originals]
+    readings = []
+
+    def counted(*about: Any) -> dict[str, EditedFile]:
+        readings.append(about)
+        return read_paths(*about)
+
+    monkeypatch.setattr(reading, "read_paths", counted)
+    assert list(originals.values()) == one_by_one
+    assert len(one_by_one) == 22
+    assert len(readings) == 1
+    monkeypatch.setattr(reading, "MAX_BYTES", 20)
+    assert list(originals.values()) == one_by_one
+
+
 def test_a_solution_patch_is_the_edits_of_a_policy_that_knows_it() -> None:
     async def make() -> Task:
         return task(await ground(), solution_patch=FIX)
@@ -183,6 +207,29 @@ def test_tasks_with_equal_starts_share_one_and_it_is_built_once() -> None:
     same, other = asyncio.run(act())
     assert len(set(same)) == 1
     assert other not in same
+
+
+def test_who_opens_one_rollout_at_a_time_has_tests_and_reference_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+
+    async def counted(*about: Any) -> dict[str, bytes]:
+        read.append(about[1].task_id)
+        return await gather_tests(*about)
+
+    monkeypatch.setattr(starts, "gather_tests", counted)
+    (tmp_path / "test_b.py").write_text("first")
+
+    async def act() -> list[bytes]:
+        taken = TreeSource(Origin(directory=str(tmp_path)), ("test_b.py",))
+        asked = task(await ground(), task_id="e2e/again", hidden_tests={}, tests_from=taken)
+        found = [(await (await StartingStates.open()).get(asked)).tests["test_b.py"] for _ in range(3)]
+        (tmp_path / "test_b.py").write_text("second")
+        return [*found, (await (await StartingStates.open()).get(asked)).tests["test_b.py"]]
+
+    assert asyncio.run(act()) == [b"first", b"first", b"first", b"second"]
+    assert len(read) == 2
 
 
 def test_a_rebuild_step_that_fails_is_a_broken_build() -> None:

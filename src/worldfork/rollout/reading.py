@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
 
 from worldfork.content.stack import Node
 from worldfork.core.errors import ConfigError, PathError
@@ -16,6 +16,9 @@ from worldfork.store.store import Store
 MAX_FILES = 20_000
 MAX_BYTES = 256 << 20
 """What may be read at once; the tests of the largest repositories have a tenth of it."""
+
+_AT_ONCE = 64
+"""Files of one reading, where all are asked for."""
 
 
 def read_paths(store: Store, snapshot_id: str, paths: Sequence[str]) -> dict[str, EditedFile]:
@@ -65,6 +68,34 @@ class Originals(Mapping[str, bytes]):
 
     def __len__(self) -> int:
         return len(self._paths)
+
+    def values(self) -> ValuesView[bytes]:
+        """Return the contents; many are read at once, since each reading opens the snapshot anew."""
+        return _Contents(self)
+
+    def read(self, paths: Sequence[str]) -> list[bytes]:
+        """Return the contents of some of the files, in their order.
+
+        Raises:
+            ConfigError: together they are more than `MAX_BYTES`.
+        """
+        found = read_paths(self._store, self._snapshot_id, paths)
+        return [found[path].content for path in paths]
+
+
+class _Contents(ValuesView[bytes]):
+    def __init__(self, originals: Originals) -> None:
+        super().__init__(originals)
+        self._originals = originals
+
+    def __iter__(self) -> Iterator[bytes]:
+        paths = list(self._originals)
+        for start in range(0, len(paths), _AT_ONCE):
+            some = paths[start : start + _AT_ONCE]
+            try:
+                yield from self._originals.read(some)
+            except ConfigError:
+                yield from (self._originals[path] for path in some)
 
 
 def _read_paths(store: Store, snapshot_id: str, paths: Sequence[str]) -> dict[str, EditedFile]:

@@ -24,11 +24,15 @@ from worldfork.records.task import Task
 from worldfork.reward.places import TASK_DIRECTORY, inside_task
 from worldfork.rollout.answers import check_tests, gather_solution, gather_tests, patched
 from worldfork.rollout.reading import Originals, find_editable, read_paths
-from worldfork.worlds.recipe import build_world
+from worldfork.rollout.recent import Recent
+from worldfork.worlds.recipe import build_world, ground_of
 from worldfork.worlds.world import async_world
 
 _FORMAT = "2"
 """Part of every state's key; another one when what is made of the same task changes."""
+
+KEPT_BYTES = 128 << 20
+"""Of starting states that no rollout holds; what was read longest ago is read again when it is asked for."""
 
 
 class StartingState:
@@ -37,7 +41,7 @@ class StartingState:
     def __init__(
         self, here: Place, record: SnapshotRecord, task: Task, tests: Mapping[str, bytes], solution: Edits
     ) -> None:
-        self._here = here
+        self.here = here
         self._record = record
         self._task = task
         self.tests = tests
@@ -51,6 +55,12 @@ class StartingState:
     def snapshot_id(self) -> str:
         """The snapshot."""
         return self._record.snapshot_id
+
+    @property
+    def size_bytes(self) -> int:
+        """Of what is kept in memory: tests, reference, and the paths of editable files."""
+        files = (*self.tests.values(), *(file.content for file in self.solution.files.values()))
+        return sum(map(len, files)) + sum(map(len, (*self.tests, *self.originals)))
 
     @contextlib.asynccontextmanager
     async def fork(
@@ -88,14 +98,14 @@ class StartingState:
             seed = int(content_id(task.task_hash.encode(), str(index).encode())[:15], 16)
         record = self._record
         if snapshot_id is not None and snapshot_id != record.snapshot_id:
-            record = await self._here.work(lambda: self._here.store.snapshot(snapshot_id))
+            record = await self.here.work(lambda: self.here.store.snapshot(snapshot_id))
         options = StartOptions(
             limits=_limits(task),
             mounts=check_mounts([mount for mount in task.mounts if mount.at_grading or not grading]),
             timeout_s=ttl_s,
             detached=detached,
         )
-        return AsyncSandbox(await start(self._here, record, options, index=index, seed=seed), owned=True)
+        return AsyncSandbox(await start(self.here, record, options, index=index, seed=seed), owned=True)
 
 
 class StartingStates:
@@ -104,7 +114,7 @@ class StartingStates:
     def __init__(self, here: Place, world: SnapshotInfo | None = None) -> None:
         self._here = here
         self._world = world
-        self._made: dict[str, StartingState] = {}
+        self._made: Recent[StartingState] = Recent(KEPT_BYTES)
         # Guards the making of one state within this process; `async_world` does so between processes.
         self._turns: dict[str, asyncio.Lock] = {}
 
@@ -132,9 +142,11 @@ class StartingStates:
         """
         key = task.task_hash
         async with self._turns.setdefault(key, asyncio.Lock()):
-            if key not in self._made:
-                self._made[key] = await self._make(task)
-        return self._made[key]
+            state = self._made.get(key)
+            if state is None:
+                state = await self._make(task)
+                self._made.put(key, state, state.size_bytes)
+        return state
 
     async def _make(self, task: Task) -> StartingState:
         here = self._here
@@ -148,12 +160,13 @@ class StartingStates:
             _key(task, world.snapshot_id), build, snapshot_id=world.snapshot_id, env=dict(task.env), **_limits(task)
         )
         record = await here.work(lambda: here.store.snapshot(made.snapshot_id))
-        tests = await gather_tests(here, task, made.snapshot_id)
-        solution = await gather_solution(here, task, made.snapshot_id)
-        state = StartingState(here, record, task, tests, solution)
-        paths = await here.work(lambda: find_editable(here.store, made.snapshot_id, task.editable))
-        check_tests(task, paths, tests)
-        state.originals = Originals(here.store, made.snapshot_id, paths)
+        grounds = [await ground_of(each.origin) for each in (task.tests_from, task.solution_from) if each is not None]
+        # What a directory or a branch means may change, so the task's hash alone does not tell what is read.
+        known_by = (task.task_hash, made.snapshot_id, *(each and each.snapshot_id for each in grounds))
+        state = _STATES.get(known_by)
+        if state is None or state.here is not here:
+            state = await _read(here, record, task)
+            _STATES.put(known_by, state, state.size_bytes)
         return state
 
     async def _world_of(self, task: Task) -> SnapshotInfo:
@@ -162,6 +175,20 @@ class StartingStates:
         if task.world.empty:
             return self._world
         return await build_world(replace(task.world, origin=Origin(snapshot=self._world.snapshot_id)))
+
+
+_STATES: Recent[StartingState] = Recent(KEPT_BYTES)
+"""For callers that open one rollout at a time, each with its own `StartingStates`."""
+
+
+async def _read(here: Place, record: SnapshotRecord, task: Task) -> StartingState:
+    tests = await gather_tests(here, task, record.snapshot_id)
+    solution = await gather_solution(here, task, record.snapshot_id)
+    paths = await here.work(lambda: find_editable(here.store, record.snapshot_id, task.editable))
+    check_tests(task, paths, tests)
+    state = StartingState(here, record, task, tests, solution)
+    state.originals = Originals(here.store, record.snapshot_id, paths)
+    return state
 
 
 def _limits(task: Task) -> dict[str, int]:
