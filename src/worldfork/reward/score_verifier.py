@@ -22,7 +22,7 @@ from worldfork.core.threads import in_thread
 from worldfork.records.episode import FailureKind
 from worldfork.reward.rewards_file import checked_parts
 from worldfork.reward.scoring import checked_weight
-from worldfork.reward.verifier import FINAL, FRESH, Case, Grade, Verifier, checked_reward
+from worldfork.reward.verifier import FINAL, FRESH, Case, Grade, Verifier, checked_reward, gradings_of
 
 Score = float | Grade | Mapping[str, float]
 ScoreFunction = Callable[[Case], Score | Awaitable[Score]]
@@ -182,6 +182,11 @@ class WeightedVerifier:
     def needs_end(self) -> bool:
         """Whether one of its parts does."""
         return any(part.verifier.needs_end for part in self._parts.values())
+
+    @property
+    def gradings(self) -> int:
+        """How many gradings it does for one case: the time of so many is its own."""
+        return sum(gradings_of(part.verifier) for part in self._parts.values())
 
     async def grade(self, case: Case) -> Grade:
         """Ask every part.

@@ -144,6 +144,12 @@ class Verifier(Protocol):
         ...
 
 
+def gradings_of(verifier: Verifier) -> int:
+    """Return how many gradings a verifier does for one case, one after the other: its `gradings`, else 1."""
+    count = getattr(verifier, "gradings", 1)
+    return count if isinstance(count, int) and count > 0 else 1
+
+
 def checked_reward(value: Any, what: str) -> float:
     """Return a reward that came from outside as a float.
 

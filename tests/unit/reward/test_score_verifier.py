@@ -13,7 +13,7 @@ from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.episode import FailureKind
 from worldfork.records.task_limits import TaskLimits
 from worldfork.reward.score_verifier import Part, ScoreVerifier, WeightedVerifier, named_function
-from worldfork.reward.verifier import FINAL, FRESH, Case, Grade, Verifier
+from worldfork.reward.verifier import FINAL, FRESH, Case, Grade, Verifier, gradings_of
 
 
 def a_case(**changes: Any) -> Case:
@@ -135,6 +135,12 @@ def test_trust_is_that_of_the_weakest() -> None:
     alone = WeightedVerifier({"a": Part(scored(1.0))})
     assert (alone.trust, alone.needs_end) == (FRESH, False)
     assert both.verifier_id != alone.verifier_id
+
+
+def test_every_part_has_the_time_of_a_grading() -> None:
+    inner = WeightedVerifier({str(each): Part(scored(1.0)) for each in range(3)})
+    assert gradings_of(WeightedVerifier({"a": Part(inner), "b": Part(scored(1.0))})) == 4
+    assert gradings_of(scored(1.0)) == 1
 
 
 def test_one_part_without_a_grade_leaves_none() -> None:
