@@ -17,7 +17,7 @@ from worldfork.records.edits import Edits
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.judging import Judgement, JudgeSpec, judge
-from worldfork.reward.preparing import BUILD_FAILED, prepare
+from worldfork.reward.preparing import BROKEN, BUILD_FAILED, judged_or_none, prepare
 from worldfork.reward.verifier import FRESH, Case, Grade, Start
 
 COMMAND_FORMAT = 1
@@ -56,7 +56,14 @@ class CommandVerifier:
             SandboxError, StoreError, ForkError: a fork could not be made or written to.
         """
         began_s = self._clock.monotonic_s()
-        said, sandbox_id = await self._ask(case.task, case.start, case.edits, case.key, case.index)
+        task, start = case.task, case.start
+
+        async def ask(edits: Edits) -> tuple[Judgement, str]:
+            return await self._ask(task, start, edits, case.key, case.index)
+
+        solution = start.solution if task.has_reference else None
+        told = await judged_or_none(task, case.edits, ask, solution)
+        said, sandbox_id = told or (Judgement(0.0, BROKEN), None)
         if not said.answered:
             await self._prove(case.task, case.start)
         return Grade(

@@ -13,7 +13,6 @@ can be judged by its files.
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -31,7 +30,7 @@ from worldfork.reward.calibration import Calibration, CalibrationStore
 from worldfork.reward.judging import Judgement, JudgeSpec, judge
 from worldfork.reward.laying import lay_tests
 from worldfork.reward.places import TASK_DIRECTORY
-from worldfork.reward.preparing import build
+from worldfork.reward.preparing import BROKEN, HOST_ERRNOS, build
 from worldfork.reward.report import Report
 from worldfork.reward.scoring import score_tests
 from worldfork.reward.trial import Trial, run_tests
@@ -43,11 +42,7 @@ FINAL_FORMAT = 1
 NOT_READY = "not_ready"
 """How a grading ends whose services did not come up."""
 
-BROKEN = "broken"
-"""How a grading ends where the state cannot be started, written to or asked."""
-
 _BROKEN_NOTE = "the policy left a state that cannot be judged"
-_HOST_ERRNOS = (errno.EIO, errno.EMFILE, errno.ENFILE)
 _START = 'exec "$@" </dev/null >/dev/null 2>&1 &'
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
@@ -259,7 +254,7 @@ async def _in_end(case: Case, act: Callable[[AsyncSandbox], Awaitable[T]]) -> tu
                 if error.fields.get("kind") is not FailureKind.GRADING:
                     raise
             except PathError as error:
-                if error.errno in _HOST_ERRNOS:
+                if error.errno in HOST_ERRNOS:
                     raise
             except SandboxDied:
                 await check_host(sandbox)

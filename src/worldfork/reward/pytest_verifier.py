@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from worldfork.core.clock import Clock, SystemClock
@@ -30,7 +30,8 @@ from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.blame import overload
 from worldfork.reward.calibration import CALIBRATION_FORMAT, Calibration, CalibrationStore
-from worldfork.reward.preparing import BUILD_FAILED
+from worldfork.reward.preparing import BROKEN, BUILD_FAILED, judged_or_none
+from worldfork.reward.report import Report
 from worldfork.reward.scoring import score_tests
 from worldfork.reward.trial import Trial, run_tests
 from worldfork.reward.verifier import FRESH, Case, Grade, Start
@@ -72,7 +73,8 @@ class PytestVerifier:
         task = case.task
         calibration = await self.calibrate(task, case.start)
         known_s = self._clock.monotonic_s()
-        trial, sandbox_id = await try_out(task, case.start, case.edits, index=case.index)
+        tried = await judged_or_none(task, case.edits, partial(try_out, task, case.start, index=case.index))
+        trial, sandbox_id = tried or (Trial(Report(), BROKEN, 0.0, 0.0), None)
         expected = frozenset(calibration.expected)
         passed = trial.report.passed & expected
         if passed != expected and trial.is_starved(expected - passed):

@@ -89,6 +89,14 @@ def test_a_program_that_is_not_there_is_no_score() -> None:
     assert raised.value.fields["kind"] is FailureKind.GRADING
 
 
+def test_a_program_that_the_policys_rebuild_step_took_away_is_worth_0() -> None:
+    built, missing = a_result(b""), a_result(b"", reason=Reason.NOT_STARTED, exit_code=127)
+    found = grade(PlayedSandbox(built, built, missing), PlayedSandbox(built, built, built), rebuild=("make",))
+    assert (found.reward, found.end) == (0.0, "broken")
+    with pytest.raises(VerifierError):
+        grade(PlayedSandbox(built, built, missing), PlayedSandbox(built, built, missing), rebuild=("make",))
+
+
 def test_sources_that_do_not_build_are_worth_0() -> None:
     assert grade(says(b"", exit_code=1), rebuild=("make",)).end == "build_failed"
 

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.reward.played import PlayedSandbox, PlayedStart, a_result, a_task, report, row
 
-from worldfork.core.errors import LaunchFailed, VerifierError
+from worldfork.core.errors import LaunchFailed, PathError, VerifierError
 from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.episode import FailureKind
 from worldfork.reward.calibration import CalibrationStore
@@ -202,3 +203,54 @@ def test_graded_forks_are_those_of_verifiers(tmp_path: Path) -> None:
     start: Any = case.start
     assert all(asked["grading"] is True for asked in start.asked)
     assert len(start.asked) == 3
+
+
+NOT_STARTED: dict[str, Any] = {"reason": Reason.NOT_STARTED, "exit_code": 127}
+
+
+def built(*results: Any) -> PlayedSandbox:
+    """A fork in which the rebuild step, the end of its processes and then the tests run."""
+    return PlayedSandbox(a_result(b""), a_result(b""), *results, files=START)
+
+
+def without_pytest() -> PlayedSandbox:
+    return built(a_result(b"no module named pytest"))
+
+
+def test_a_policy_whose_rebuild_step_removes_pytest_is_worth_0(tmp_path: Path) -> None:
+    solved = built(a_result(report(row("a"))))
+    result = grade(tmp_path, solved, fork(report()), without_pytest(), fork(report()), rebuild=("make",))
+    assert (result.reward, result.end, result.sandbox_id) == (0.0, "broken", None)
+
+
+def test_a_world_that_has_no_pytest_any_more_is_no_score(tmp_path: Path) -> None:
+    solved = built(a_result(report(row("a"))))
+    with pytest.raises(VerifierError) as raised:
+        grade(tmp_path, solved, fork(report()), without_pytest(), fork(b""), rebuild=("make",))
+    assert raised.value.fields["kind"] is FailureKind.GRADING
+    # Without a rebuild step nothing of the policy ran before pytest had started.
+    with pytest.raises(VerifierError):
+        grade(tmp_path / "other", reference("a"), fork(report()), fork(b""), fork(report()))
+
+
+@pytest.mark.parametrize(("number", "own"), [(errno.EDQUOT, True), (errno.EMFILE, False)])
+def test_what_a_rebuild_step_leaves_in_the_way_is_the_policys(tmp_path: Path, number: int, own: bool) -> None:
+    class Stuck(PlayedSandbox):
+        async def write_file(self, path: str, content: bytes | str, *, mode: int | None = None) -> None:
+            if path.endswith("test_a.py"):
+                raise PathError("no", path=path, errno=number)
+            await super().write_file(path, content, mode=mode)
+
+    forks = built(a_result(report(row("a")))), fork(report()), Stuck(a_result(b""), a_result(b"")), fork(report())
+    if own:
+        assert grade(tmp_path, *forks, rebuild=("make",)).reward == 0.0
+        return
+    with pytest.raises(PathError):
+        grade(tmp_path, *forks, rebuild=("make",))
+
+
+def test_processes_of_a_rebuild_step_that_cannot_be_ended_see_no_test(tmp_path: Path) -> None:
+    full = PlayedSandbox(a_result(b""), a_result(b"", **NOT_STARTED), files=START)
+    result = grade(tmp_path, built(a_result(report(row("a")))), fork(report()), full, rebuild=("make",))
+    assert (result.reward, result.end) == (0.0, "build_failed")
+    assert "/workspace/test_a.py" not in full.files
