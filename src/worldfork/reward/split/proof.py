@@ -45,6 +45,8 @@ class Proof:
     """Other files that a policy may change; the tests' fork has none of them."""
     cpu_s: float = 0.0
     """CPU seconds of the reference's tests, both sides."""
+    tried: bool = False
+    """Whether the tests were run at all; nothing else can end otherwise another time."""
 
     @property
     def plain(self) -> bool:

@@ -17,13 +17,13 @@ protocol, the test at hand has failed and the next call is made to a new process
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from dataclasses import replace
 from typing import Protocol
 
 from worldfork.core.clock import Clock, SystemClock
 from worldfork.core.errors import ConfigError, PathError, VerifierError
+from worldfork.core.threads import in_thread
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.edits import Edits
 from worldfork.records.episode import FailureKind
@@ -81,7 +81,9 @@ class SplitVerifier:
         """
 
         async def make() -> Proof:
-            return await self._prove(task, start)
+            proof = await self._prove(task, start)
+            # What failed once by chance would be kept, and the task judged by less than it can be.
+            return await self._prove(task, start) if proof.tried and not proof.capable else proof
 
         return await self._proofs.get_or_make(task.task_hash, start.snapshot_id, make)
 
@@ -148,8 +150,10 @@ class SplitVerifier:
     async def _prove(self, task: Task, start: Start) -> Proof:
         """Run the reference once to see where its objects stand, and once more with that known."""
         expected = frozenset((await self._calibrates.calibrate(task, start)).expected)
+        tried = False
         try:
-            proof = await asyncio.to_thread(learn_modules, task, start)
+            proof = await in_thread(learn_modules, task, start)
+            tried = True
             for learning in (True, False):
                 trial, _ = await self._try_out(task, start, start.solution, proof, learning=learning)
                 missing = expected - trial.report.passed
@@ -163,8 +167,8 @@ class SplitVerifier:
         except (ConfigError, VerifierError) as error:
             if isinstance(error, VerifierError) and error.fields.get("kind") is not FailureKind.GRADING:
                 raise
-            return Proof(False, str(error)[:MAX_WHY_CHARACTERS])
-        return replace(proof, capable=True)
+            return Proof(False, str(error)[:MAX_WHY_CHARACTERS], tried=tried)
+        return replace(proof, capable=True, tried=True)
 
     async def _try_out(
         self, task: Task, start: Start, edits: Edits, proof: Proof, *, index: int = 0, learning: bool = False

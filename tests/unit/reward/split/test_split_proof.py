@@ -13,7 +13,10 @@ import pytest
 from worldfork.core.errors import ConfigError
 from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.task import Task
+from worldfork.reward.report import Report, TestRecord
 from worldfork.reward.split.proof import Proof, ProofStore, learn_modules
+from worldfork.reward.split.trial import SplitTrial
+from worldfork.reward.split.verifier import SplitVerifier
 
 
 def a_task(**changes: Any) -> Task:
@@ -75,3 +78,42 @@ def test_a_proof_is_made_once_and_read_by_the_next(tmp_path: Path) -> None:
     file.write_text(file.read_text()[:20])
     assert asyncio.run(ask(ProofStore(tmp_path), 1)) == again
     assert len(made) == 2
+
+
+class Played(SplitVerifier):
+    """Its runs end as it was told: with these ids passed."""
+
+    def __init__(self, directory: Path, *runs: set[str]) -> None:
+        knows: Any = SimpleNamespace(calibrate=self._calibrate)
+        super().__init__(knows, ProofStore(directory))
+        self.runs = list(runs)
+
+    async def _calibrate(self, task: Task, start: Any) -> Any:
+        return SimpleNamespace(expected=("a", "b"))
+
+    async def _try_out(self, *_: Any, **__: Any) -> tuple[SplitTrial, str]:
+        report = Report(ready=True, tests={name: TestRecord("passed") for name in self.runs.pop(0)})
+        return SplitTrial(report, "exited", 1.0, 1.0, False), "sb-1"
+
+
+@pytest.mark.parametrize(
+    ("runs", "capable"),
+    [
+        ([{"a", "b"}] * 2, True),
+        ([{"a"}, {"a", "b"}, {"a", "b"}], True),
+        ([{"a", "b"}, {"a"}, {"a", "b"}, {"a", "b"}], True),
+        ([{"a"}, {"a"}], False),
+    ],
+)
+def test_one_miss_by_chance_decides_nothing(tmp_path: Path, runs: list[set[str]], capable: bool) -> None:
+    start = start_of({"pkg/a.py": b"def f(): ..."})
+    start.snapshot_id = "sn-1"
+    verifier = Played(tmp_path, *runs)
+    assert asyncio.run(verifier.prove(a_task(), start)).capable is capable
+    assert not verifier.runs
+
+
+def test_what_the_texts_tell_is_not_asked_again(tmp_path: Path) -> None:
+    start = start_of({"pkg/a.c": b""})
+    start.snapshot_id = "sn-1"
+    assert "no Python module" in asyncio.run(Played(tmp_path).prove(a_task(), start)).why
