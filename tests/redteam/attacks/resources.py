@@ -87,6 +87,32 @@ STARVING = (
         own=True,
     ),
     _code(
+        "says_it_was_starved",
+        53,
+        "the candidate has the report say that its tests waited for a CPU, and sleeps",
+        """\
+        import itertools, sys, time
+        ahead = itertools.count()
+        time.perf_counter = lambda: next(ahead) * 1e4
+        sys.modules["__main__"].waited_s = lambda: next(ahead) * 1e4
+        time.sleep(4)
+        """,
+        own=True,
+    ),
+    _code(
+        "leaves_the_cpu_to_others",
+        53,
+        "the candidate lowers its own priority and never ends: on a full machine it gets no CPU",
+        """\
+        import os
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        os.nice(19)
+        while True:
+            pass
+        """,
+        own=True,
+    ),
+    _code(
         "starves_by_many",
         53,
         "the same by children that live for an instant each",
