@@ -154,16 +154,22 @@ async def run_rollouts(
             run=directory,
             on_episode=on_episode,
         )
-        crew = Crew(orders)
-        for episode in ended.values():
-            crew.know(episode)
         jobs = [Job(task, key[2], _seed(seeds, seed, task, key[2])) for key, task in wanted.items() if key not in ended]
-        if jobs:
-            await sweep_once(place())
-            await crew.work(jobs, width)
-            await _leave_out(crew, book)
+        crew = await _work(orders, jobs, ended, width)
         ended |= crew.ended
         return [_cut(ended[key], crew) for key in wanted]
+
+
+async def _work(orders: Orders, jobs: Sequence[Job], known: dict[Key, Episode], width: int) -> Crew:
+    """Do what is to be done, and return who did it."""
+    crew = Crew(orders)
+    for episode in known.values():
+        crew.know(episode)
+    if jobs:
+        await sweep_once(place())
+        await crew.work(jobs, width)
+        await _leave_out(crew, orders.journal)
+    return crew
 
 
 async def stream_rollouts(tasks: Sequence[Task], policy: object, **options: Any) -> AsyncIterator[Episode]:
