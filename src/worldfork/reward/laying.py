@@ -40,7 +40,7 @@ async def lay_tests(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes
     Args:
         sandbox: a fork with the edits in it.
         task: its `test_roots` are removed whole first.
-        tests: path of the task -> content.
+        tests: path of the task -> content. One that names its interpreter in its first line can be run by its path.
 
     Raises:
         SandboxError: the fork could not be written to.
@@ -48,7 +48,9 @@ async def lay_tests(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes
     ground = _Ground(sandbox)
     for path in task.test_roots:
         await ground.remove(path)
-    await ground.put_all({path: (content, 0o644) for path, content in tests.items()})
+    await ground.put_all({
+        path: (content, 0o755 if content.startswith(b"#!") else 0o644) for path, content in tests.items()
+    })  # fmt: skip
 
 
 class _Ground:

@@ -46,6 +46,19 @@ def test_edits_are_laid_down_and_hidden_tests_win() -> None:
     assert trial.notes == ("not laid down: b.py",)
 
 
+def test_a_hidden_script_that_names_its_interpreter_can_be_run() -> None:
+    modes: dict[str, int | None] = {}
+
+    class Keeps(PlayedSandbox):
+        async def write_file(self, path: str, content: bytes | str, *, mode: int | None = None) -> None:
+            modes[path] = mode
+            await super().write_file(path, content, mode=mode)
+
+    task = a_task(hidden_tests={"check.sh": "#!/bin/sh\ntrue\n", "test_a.py": "hidden"})
+    run(Keeps(a_result(PASSED), files=START), task)
+    assert modes == {"/workspace/check.sh": 0o755, "/workspace/test_a.py": 0o644}
+
+
 def test_a_removed_file_does_not_exist_for_the_tests() -> None:
     sandbox = PlayedSandbox(a_result(PASSED), files=START)
     run(sandbox, a_task(), edits("a.py", "b.py", new_py=b"new"))
