@@ -37,7 +37,7 @@ SOLVE = f"printf '{RIGHT.strip()}\\n' > answer.txt"
 
 @pytest.fixture
 def starts(home: Path) -> StartingStates:
-    return through(states())
+    return through(states)
 
 
 class Counting(Forked):
@@ -139,7 +139,7 @@ def test_its_lease_ends_it(starts: StartingStates) -> None:
     rollout = opened(starts, ttl_s=0.7)
     rollout.sh(SOLVE)
     end_s = time.monotonic() + 20
-    while time.monotonic() < end_s and through(rollout._inner.sandbox.cause_of_death()) is None:
+    while time.monotonic() < end_s and through(rollout._inner.sandbox.cause_of_death) is None:
         time.sleep(0.05)
     failure = rollout.grade().failure
     assert failure is not None
@@ -170,7 +170,7 @@ def test_another_process_knows_whose_doing_a_death_was(
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
     end_s = time.monotonic() + 20
-    while time.monotonic() < end_s and through(rollout._inner.sandbox.cause_of_death()) is None:
+    while time.monotonic() < end_s and through(rollout._inner.sandbox.cause_of_death) is None:
         time.sleep(0.05)
     program = (
         "import json, sys; from tests.faults.rolling import Forked; from worldfork.rollout.synchronous import Rollout\n"
@@ -266,7 +266,7 @@ def test_states_are_kept_where_that_is_asked(starts: StartingStates) -> None:
             await AsyncSandbox.delete_snapshot(snapshot_id)
         return seen
 
-    assert through(look()) == ["answer.txt\n", "answer.txt\nmore.txt\n"]
+    assert through(look) == ["answer.txt\n", "answer.txt\nmore.txt\n"]
 
 
 def test_episodes_are_added_to_a_run(starts: StartingStates, tmp_path: Path) -> None:

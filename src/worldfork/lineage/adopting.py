@@ -8,12 +8,13 @@ import os
 from dataclasses import replace
 
 from worldfork.core.errors import ConfigError, NotCapturable, WorldforkError
-from worldfork.lineage.checkpoint import Wanted, drop_work, held, take
+from worldfork.lineage.checkpoint import drop_work, held, take
 from worldfork.lineage.fitting import check_form, check_ids
 from worldfork.lineage.live import Live
 from worldfork.lineage.moving import move, put_right, turn
 from worldfork.lineage.stacks import on_mountable
 from worldfork.lineage.starting import holder_of
+from worldfork.lineage.wanted import Wanted
 from worldfork.records.sandbox import Base, SandboxFacts
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.connection import Connection

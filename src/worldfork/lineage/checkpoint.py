@@ -1,4 +1,4 @@
-"""Freezing a sandbox into a snapshot: by taking its upper away, or by copying it while processes stand still."""
+"""Freezing a sandbox into a snapshot: by taking its upper away, or a copy of it where processes run."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Coroutine
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from worldfork.core import mapped
-from worldfork.core.clock import SystemClock
 from worldfork.core.errors import NotCapturable, NotFound, SandboxDied, SandboxError, WorldforkError
-from worldfork.core.ids import new_id
-from worldfork.lineage.capture import Capture, Copied, copy_upper, is_untouched
+from worldfork.lineage.capture import is_untouched
+from worldfork.lineage.copying import take_copy
 from worldfork.lineage.durable import check_level, expect_quota
 from worldfork.lineage.live import Live
 from worldfork.lineage.moving import move, present_facts, put_right, turn
 from worldfork.lineage.place import Place
 from worldfork.lineage.starting import ground_of, holder_of
 from worldfork.lineage.upper import move_upper
+from worldfork.lineage.wanted import Wanted, record_of
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.records.snapshot import SnapshotRecord, check_label
-from worldfork.sandbox.cgroups import thaw_groups
 from worldfork.sandbox.connection import Connection
 from worldfork.sandbox.files import list_directory
 from worldfork.store.failures import typed
@@ -47,15 +45,6 @@ class Timing:
     total_s: float
     copied: bool
     """Whether the upper was copied, because processes ran."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a caller says of the snapshot to be."""
-
-    label: str | None = None
-    level: str = "local"
-    """A `SnapshotLevel`."""
 
 
 async def checkpoint(
@@ -160,14 +149,14 @@ async def take(
     place, facts = live.place, live.facts
     ground = ground_of(place, facts)
     if is_untouched(ground.upper, ground.layers[0], facts.form):
-        record = _record(facts, facts.layers, wanted)
+        record = record_of(facts, facts.layers, wanted)
         place.quick(lambda: place.store.publish(record, ()))
         keep_parent(live, record.snapshot_id)
         return record, False
     if idle:
         with contextlib.suppress(NotCapturable):
             return await _take_upper(live, connection, turn_fd, wanted), False
-    record = await _copy_upper(live, connection, wanted)
+    record = await take_copy(live, connection, wanted)
     keep_parent(live, record.snapshot_id)
     return record, True
 
@@ -183,7 +172,7 @@ async def _take_upper(live: Live, connection: Connection, turn_fd: int, wanted: 
     """Turn the upper into a layer and move the sandbox onto a new one over it."""
     place, before = live.place, live.facts
     after, dropped = await move(live, connection, turn_fd)
-    record = _record(before, after.layers, wanted)
+    record = record_of(before, after.layers, wanted)
     after = replace(after, checkpoint_id=record.snapshot_id)
 
     def publish() -> None:
@@ -209,110 +198,6 @@ def drop_work(live: Live, generation: int) -> None:
         with contextlib.suppress(OSError):
             live.place.store.trash(Path(live.facts.run) / f"work.{generation}")
         live.place.tidy_soon()
-
-
-async def _copy_upper(live: Live, connection: Connection, wanted: Wanted) -> SnapshotRecord:
-    """Copy the upper while its processes stand still; the sandbox keeps its own."""
-    place, facts = live.place, live.facts
-    notes = Path(facts.run) / f"copied.{facts.generation}"
-    async with _last_copy(place, notes) as last:
-        draft = await place.work(lambda: place.store.begin_layer(form=facts.form, ids=facts.ids))
-        try:
-            capture = await _copy(live, connection, last, draft)
-            fault("checkpoint:thawed")
-            return await place.work(lambda: _publish_copy(live, capture, draft.layer_id, last, notes, wanted))
-        except BaseException:
-            with contextlib.suppress(Exception):
-                await asyncio.shield(place.work(lambda: place.store.abandon_layer(draft.layer_id)))
-            raise
-
-
-@contextlib.asynccontextmanager
-async def _last_copy(place: Place, notes: Path) -> AsyncIterator[Copied]:
-    """Keep the layers of the last copy for the length of the block; a deleted snapshot may have taken them along."""
-    lease = contextlib.ExitStack()
-
-    def take() -> Copied:
-        last = Copied.load(notes)
-        if last.layers:
-            try:
-                lease.enter_context(place.store.reading(layers=last.layers, purpose="copy"))
-            except NotFound:
-                return Copied()
-        return last
-
-    def let_go() -> None:
-        # Lost or not: what was published since stands on layers that were there at that moment, and so all the time.
-        with contextlib.suppress(WorldforkError):
-            lease.close()
-
-    try:
-        yield await place.work(take)
-    finally:
-        await asyncio.shield(place.work(let_go))
-
-
-async def _copy(live: Live, connection: Connection, last: Copied, draft: LayerDraft) -> Capture:
-    place, facts = live.place, live.facts
-    upper = Path(ground_of(place, facts).upper)
-    if facts.ids:
-        await place.work(lambda: mapped.warm(copy_upper))  # not while all stands still
-    await connection.freeze()
-    try:
-        fault("checkpoint:frozen")
-        writable = await _still_writable(connection)
-        below = [place.store.layer_path(layer) for layer in last.layers]
-
-        def copy() -> Capture:
-            with typed(f"the upper of {facts.sandbox_id} cannot be copied"):
-                if facts.ids:
-                    return mapped.run(copy_upper, upper, draft.path, last, writable, facts.form, below)
-                return copy_upper(upper, draft.path, last, writable, facts.form, below)
-
-        capture = await place.work(copy)
-        fault("checkpoint:copied")
-        return capture
-    finally:
-        try:
-            await asyncio.shield(connection.thaw())
-        except SandboxError:
-            # Its init is dead, and what it has frozen could not die either.
-            thaw_groups(facts.cgroups)
-
-
-async def _still_writable(connection: Connection) -> set[tuple[int, int]] | None:
-    """Return the files that frozen processes can still write; None where init may not look into one of them."""
-    try:
-        return set(await connection.mapped())
-    except SandboxDied:
-        raise
-    except SandboxError:
-        # A daemon that changed its user, for example. Then any file may be one: the next copy takes all again.
-        return None
-
-
-def _publish_copy(
-    live: Live, capture: Capture, layer_id: str, last: Copied, notes: Path, wanted: Wanted
-) -> SnapshotRecord:
-    place, facts = live.place, live.facts
-    if not capture.changed:
-        place.store.abandon_layer(layer_id)
-        record = _record(facts, (*last.layers, *facts.layers), wanted)
-        place.store.publish(record, ())
-        _remember(capture.copied, notes)
-        return record
-    chain = (layer_id,) if capture.whole else (layer_id, *last.layers)
-    record = replace(_record(facts, (*chain, *facts.layers), wanted), size_bytes=capture.size_bytes)
-    place.store.publish(record, [layer_id])
-    capture.copied.layers = chain
-    _remember(capture.copied, notes)
-    return record
-
-
-def _remember(copied: Copied, notes: Path) -> None:
-    # What was remembered before stays true of its own layers: without room for more the next copy is a larger one.
-    with contextlib.suppress(OSError):
-        copied.save(notes)
 
 
 async def _stop_and_take(live: Live, wanted: Wanted, began: float) -> tuple[SnapshotRecord, Timing]:
@@ -379,36 +264,12 @@ def _take_last(place: Place, facts: SandboxFacts, draft: LayerDraft, wanted: Wan
     ground = ground_of(place, facts)
     if is_untouched(ground.upper, ground.layers[0], facts.form):
         place.store.abandon_layer(draft.layer_id)
-        record = _record(facts, facts.layers, wanted)
+        record = record_of(facts, facts.layers, wanted)
         place.store.publish(record, ())
         return record
     with typed(f"the upper of {facts.sandbox_id} cannot be taken"):
         move_upper(ground.upper, draft.path)
     fault("checkpoint:taken")
-    record = _record(facts, (draft.layer_id, *facts.layers), wanted)
+    record = record_of(facts, (draft.layer_id, *facts.layers), wanted)
     place.store.publish(record, [draft.layer_id])
     return record
-
-
-def _record(facts: SandboxFacts, layers: tuple[str, ...], wanted: Wanted) -> SnapshotRecord:
-    return SnapshotRecord(
-        snapshot_id=new_id("sn"),
-        parent_id=facts.checkpoint_id or facts.snapshot_id,
-        sandbox_id=facts.sandbox_id,
-        created_s=SystemClock().now_s(),
-        kind="filesystem",
-        state="ready",
-        form=facts.form,
-        base=facts.base.to_json(),
-        layers=layers,
-        facts={
-            "env": facts.env,
-            "user": facts.user,
-            "working_dir": facts.working_dir,
-            "limits": asdict(facts.limits),
-            **({"ids": facts.ids} if facts.ids else {}),
-        },
-        label=wanted.label,
-        made_by="checkpoint",
-        level=wanted.level,
-    )

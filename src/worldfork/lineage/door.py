@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import partial
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _UNDO_S = 30.0
@@ -21,9 +23,13 @@ _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 
 
-def through(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the door's loop and return its result; an interrupt cancels it and waits for its end."""
-    call = _Call(work, _open_loop())
+def through(work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
+    """Call a coroutine function on the door's loop and return its result; an interrupt cancels it and waits.
+
+    The function and not its coroutine is passed: an interrupt between making a coroutine and handing it over would
+    leave one that nobody awaits.
+    """
+    call = _Call(partial(work, *args, **options), _open_loop())
     try:
         return call.outcome()
     except BaseException:
@@ -33,20 +39,21 @@ def through(work: Coroutine[Any, Any, T]) -> T:
 
 
 class _Call(Generic[T]):
-    """One coroutine on its way through the door.
+    """One piece of work on its way through the door.
 
     Its outcome is handed over in its last step: a future's callbacks would take two more turns of the loop, and a
     lock is the lightest thing that a thread can sleep on.
     """
 
-    __slots__ = ("_done", "_ended", "_error", "_loop", "_result", "_task", "_work")
+    __slots__ = ("_done", "_ended", "_error", "_loop", "_result", "_running", "_task", "_work")
 
-    def __init__(self, work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, T]], loop: asyncio.AbstractEventLoop) -> None:
         self._work = work
         self._loop = loop
         self._task: asyncio.Task[None] | None = None
         self._result: T | None = None
         self._error: BaseException | None = None
+        self._running = False
         self._done = False
         self._ended = threading.Lock()
         self._ended.acquire()
@@ -72,19 +79,21 @@ class _Call(Generic[T]):
             self._task = self._loop.create_task(self._run())
 
     async def _run(self) -> None:
+        if self._done:
+            return
+        self._running = True
         try:
-            self._result = await self._work
+            self._result = await self._work()
         except BaseException as error:
             self._error = error
         finally:
             self._end()
 
     def _cancel(self) -> None:
-        if self._task is not None:
+        if self._running and self._task is not None:
             self._task.cancel()
         elif not self._done:
-            # Interrupted before it began, and it never will.
-            self._work.close()
+            # Not in its first step yet: a task that is cancelled there would end without a word to who waits.
             self._error = asyncio.CancelledError()
             self._end()
 
@@ -98,13 +107,13 @@ def through_each(items: AsyncIterator[T]) -> Iterator[T]:
     try:
         while True:
             try:
-                yield through(_next(items))
+                yield through(_next, items)
             except StopAsyncIteration:
                 return
     finally:
         close = getattr(items, "aclose", None)
         if close is not None:
-            through(close())
+            through(close)
 
 
 async def _next(items: AsyncIterator[T]) -> T:

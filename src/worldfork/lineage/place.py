@@ -165,14 +165,20 @@ class Place:
         """Return what a snapshot's way to the disk or the remote will end with, if it is on it."""
         return self._synchroniser.under_way(snapshot_id)
 
-    def dispose(self, facts: SandboxFacts) -> None:
-        """Clear away what a dead sandbox leaves: cgroups, directory, leases. Idempotent; blocking."""
+    def dispose(self, facts: SandboxFacts) -> bool:
+        """Clear away what a dead sandbox leaves: cgroups, directory, leases. Idempotent; blocking.
+
+        Returns:
+            False where cgroups would not go: its lease stays, so that the next sweep tries again.
+        """
         stuck = remove_groups(facts.cgroups)
         if stuck:
             _log.warning("cgroups of %s could not be removed: %s", facts.sandbox_id, ", ".join(stuck))
         fault("end:groups")
         self._trash_run(facts.sandbox_id)
-        self.store.release([facts.sandbox_id])
+        if not stuck:
+            self.store.release([facts.sandbox_id])
+        return not stuck
 
     def tidy_soon(self) -> None:
         """Remove what lies in the trash, later, in a thread of its own."""
@@ -232,7 +238,12 @@ class Place:
             )
             self._trash_run(holder.holder_id)
             return
-        self.dispose(facts)
+        if not self.dispose(facts):
+            raise SandboxError(
+                f"cgroups of {facts.sandbox_id} could not be removed",
+                remedy="end what a debugger or a device holds in them; the next sweep tries again",
+                sandbox_id=facts.sandbox_id,
+            )
 
     def _trash_run(self, sandbox_id: str) -> None:
         run = self.home.run / sandbox_id

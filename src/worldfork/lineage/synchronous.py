@@ -44,46 +44,46 @@ class Sandbox:
         **arguments: Any,
     ) -> Self:
         """Start a sandbox; see `AsyncSandbox.create` for the arguments."""
-        return cls(through(AsyncSandbox.create(image, cpus, memory_mb, disk_mb, **arguments)))
+        return cls(through(AsyncSandbox.create, image, cpus, memory_mb, disk_mb, **arguments))
 
     @classmethod
     def connect(cls, sandbox_id: str, **arguments: Any) -> Self:
         """Attach to a live sandbox by id or name."""
-        return cls(through(AsyncSandbox.connect(sandbox_id, **arguments)))
+        return cls(through(AsyncSandbox.connect, sandbox_id, **arguments))
 
     @classmethod
     def get_or_create(cls, name: str, **arguments: Any) -> Self:
         """Attach to the live sandbox of this name, or create it."""
-        return cls(through(AsyncSandbox.get_or_create(name, **arguments)))
+        return cls(through(AsyncSandbox.get_or_create, name, **arguments))
 
     @classmethod
     def list(cls, **arguments: Any) -> Sequence[SandboxInfo]:
         """Return the live sandboxes of this home, oldest first."""
-        return through(AsyncSandbox.list(**arguments))
+        return through(AsyncSandbox.list, **arguments)
 
     @classmethod
     def get_snapshot(cls, snapshot_id: str, **arguments: Any) -> SnapshotInfo:
         """Return a snapshot."""
-        return through(AsyncSandbox.get_snapshot(snapshot_id, **arguments))
+        return through(AsyncSandbox.get_snapshot, snapshot_id, **arguments)
 
     @classmethod
     def delete_snapshot(cls, snapshot_id: str, **arguments: Any) -> None:
         """Delete a snapshot that no live sandbox started from."""
-        through(AsyncSandbox.delete_snapshot(snapshot_id, **arguments))
+        through(AsyncSandbox.delete_snapshot, snapshot_id, **arguments)
 
     @classmethod
     def list_all_snapshots(cls) -> Sequence[SnapshotInfo]:
         """Return every snapshot of this home, oldest first."""
-        return through(AsyncSandbox.list_all_snapshots())
+        return through(AsyncSandbox.list_all_snapshots)
 
     @classmethod
     def fork_snapshot(cls, snapshot_id: str, n: int = 1, **options: Any) -> ForkResults[Self]:
         """Start `n` sandboxes from a snapshot: for each child a sandbox or its error."""
-        return cls._wrap(through(AsyncSandbox.fork_snapshot(snapshot_id, n, **options)))
+        return cls._wrap(through(AsyncSandbox.fork_snapshot, snapshot_id, n, **options))
 
     def fork(self, n: int = 1, **options: Any) -> ForkResults[Self]:
         """Checkpoint this live sandbox and start `n` from the snapshot; it goes on untouched."""
-        return self._wrap(through(self._inner.fork(n, **options)))
+        return self._wrap(through(self._inner.fork, n, **options))
 
     def checkpoint(
         self,
@@ -100,7 +100,7 @@ class Sandbox:
     ) -> SnapshotInfo:
         """Freeze the disk into a snapshot; the sandbox goes on, unless `stop`."""
         more: dict[str, Any] = {"stop": stop, "label": label, "level": level, "verify": verify}
-        return through(self._inner.checkpoint(wait, timeout, poll_interval, checkpoint_type, wait_until, **more))
+        return through(self._inner.checkpoint, wait, timeout, poll_interval, checkpoint_type, wait_until, **more)
 
     def run(
         self,
@@ -118,18 +118,17 @@ class Sandbox:
     ) -> CommandResult:
         """Run a program to its end; never raises for exit codes or time unless `check`."""
         return through(
-            self._inner.run(
-                command,
-                args,
-                env,
-                working_dir,
-                timeout,
-                user,
-                stdin=stdin,
-                check=check,
-                max_output_bytes=max_output_bytes,
-                rlimits=rlimits,
-            )
+            self._inner.run,
+            command,
+            args,
+            env,
+            working_dir,
+            timeout,
+            user,
+            stdin=stdin,
+            check=check,
+            max_output_bytes=max_output_bytes,
+            rlimits=rlimits,
         )
 
     def sh(
@@ -145,15 +144,14 @@ class Sandbox:
     ) -> CommandResult:
         """Run one line in the world's shell; merged output, head and tail kept."""
         return through(
-            self._inner.sh(
-                line,
-                timeout,
-                env=env,
-                working_dir=working_dir,
-                user=user,
-                check=check,
-                max_output_bytes=max_output_bytes,
-            )
+            self._inner.sh,
+            line,
+            timeout,
+            env=env,
+            working_dir=working_dir,
+            user=user,
+            check=check,
+            max_output_bytes=max_output_bytes,
         )
 
     def start_process(
@@ -165,43 +163,43 @@ class Sandbox:
         **options: Any,
     ) -> ProcessInfo:
         """Start a program that outlives this call; see `AsyncSandbox.start_process`."""
-        return through(self._inner.start_process(command, args, env, working_dir, **options))
+        return through(self._inner.start_process, command, args, env, working_dir, **options)
 
     def list_processes(self) -> Sequence[ProcessInfo]:
         """Return every command that runs, and started processes that ended."""
-        return through(self._inner.list_processes())
+        return through(self._inner.list_processes)
 
     def get_process(self, p: int | str) -> ProcessInfo:
         """Return one process by pid or name."""
-        return through(self._inner.get_process(p))
+        return through(self._inner.get_process, p)
 
     def kill_process(self, p: int | str) -> None:
         """Kill a process and all that it started."""
-        through(self._inner.kill_process(p))
+        through(self._inner.kill_process, p)
 
     def send_signal(self, p: int | str, signal: int) -> None:
         """Send a signal to one process."""
-        through(self._inner.send_signal(p, signal))
+        through(self._inner.send_signal, p, signal)
 
     def write_stdin(self, p: int | str, data: bytes) -> None:
         """Write to a process's input."""
-        through(self._inner.write_stdin(p, data))
+        through(self._inner.write_stdin, p, data)
 
     def close_stdin(self, p: int | str) -> None:
         """End a process's input."""
-        through(self._inner.close_stdin(p))
+        through(self._inner.close_stdin, p)
 
     def get_stdout(self, p: int | str) -> OutputResponse:
         """Return what a process printed so far."""
-        return through(self._inner.get_stdout(p))
+        return through(self._inner.get_stdout, p)
 
     def get_stderr(self, p: int | str) -> OutputResponse:
         """The same for stderr."""
-        return through(self._inner.get_stderr(p))
+        return through(self._inner.get_stderr, p)
 
     def get_output(self, p: int | str) -> OutputResponse:
         """The same for both."""
-        return through(self._inner.get_output(p))
+        return through(self._inner.get_output, p)
 
     def follow_output(self, p: int | str) -> Iterator[OutputEvent]:
         """Yield a process's lines as they come, until it ends."""
@@ -217,43 +215,43 @@ class Sandbox:
 
     def write_file(self, path: str, content: bytes | str, *, mode: int | None = None) -> None:
         """Write a regular file, with its parents."""
-        through(self._inner.write_file(path, content, mode=mode))
+        through(self._inner.write_file, path, content, mode=mode)
 
     def read_file(self, path: str, *, max_bytes: int = MAX_READ_BYTES) -> bytes:
         """Return a regular file's content."""
-        return through(self._inner.read_file(path, max_bytes=max_bytes))
+        return through(self._inner.read_file, path, max_bytes=max_bytes)
 
     def upload_file(self, local_path: str | Path, path: str) -> None:
         """Copy a file of the host into the sandbox."""
-        through(self._inner.upload_file(local_path, path))
+        through(self._inner.upload_file, local_path, path)
 
     def download_file(self, path: str, local_path: str | Path) -> None:
         """Copy a file of the sandbox to the host."""
-        through(self._inner.download_file(path, local_path))
+        through(self._inner.download_file, path, local_path)
 
     def upload_directory(self, local_path: str | Path, path: str) -> None:
         """Copy a directory of the host into the sandbox."""
-        through(self._inner.upload_directory(local_path, path))
+        through(self._inner.upload_directory, local_path, path)
 
     def download_directory(self, path: str, local_path: str | Path) -> None:
         """Copy a directory of the sandbox to the host."""
-        through(self._inner.download_directory(path, local_path))
+        through(self._inner.download_directory, path, local_path)
 
     def list_directory(self, path: str) -> ListDirectoryResponse:
         """Return a directory's entries."""
-        return through(self._inner.list_directory(path))
+        return through(self._inner.list_directory, path)
 
     def stat_file(self, path: str, *, follow_links: bool = True) -> DirectoryEntry:
         """Return what is at a path."""
-        return through(self._inner.stat_file(path, follow_links=follow_links))
+        return through(self._inner.stat_file, path, follow_links=follow_links)
 
     def make_directory(self, path: str) -> None:
         """Make a directory and its parents."""
-        through(self._inner.make_directory(path))
+        through(self._inner.make_directory, path)
 
     def delete_file(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file, a link, or a directory."""
-        through(self._inner.delete_file(path, recursive=recursive))
+        through(self._inner.delete_file, path, recursive=recursive)
 
     def adopt(self, snapshot_id: str, *, label: str | None = None) -> SnapshotInfo:
         """Make the disk what a snapshot holds, and return a snapshot of what it was before; see `AsyncSandbox.adopt`.
@@ -261,32 +259,32 @@ class Sandbox:
         Raises:
             NotCapturable: processes run in it. ConfigError: it stands on another base. NotFound: there is none.
         """
-        return through(self._inner.adopt(snapshot_id, label=label))
+        return through(self._inner.adopt, snapshot_id, label=label)
 
     def list_snapshots(self) -> Sequence[SnapshotInfo]:
         """Return the snapshots taken of this sandbox."""
-        return through(self._inner.list_snapshots())
+        return through(self._inner.list_snapshots)
 
     def info(self) -> SandboxInfo:
         """Return what this sandbox is and does now."""
-        return through(self._inner.info())
+        return through(self._inner.info)
 
     @property
     def status(self) -> SandboxStatus:
         """RUNNING or TERMINATED, asked anew each time."""
-        return through(self._inner.status())
+        return through(self._inner.status)
 
     def cause_of_death(self) -> Death | None:
         """Return how this sandbox ended; None while it lives."""
-        return through(self._inner.cause_of_death())
+        return through(self._inner.cause_of_death)
 
     def limit_hits(self) -> LimitHits:
         """Return how often its processes met its limits."""
-        return through(self._inner.limit_hits())
+        return through(self._inner.limit_hits)
 
     def terminate(self) -> None:
         """End the sandbox and clear it away. Idempotent."""
-        through(self._inner.terminate())
+        through(self._inner.terminate)
 
     def close(self) -> None:
         """Let go of a sandbox that this handle only attached to."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -139,8 +139,9 @@ class SandboxFacts:
 
     @classmethod
     def from_json(cls, text: str) -> SandboxFacts:
-        """Read what `to_json` wrote."""
-        data = json.loads(text)
+        """Read what `to_json` wrote; fields that this version does not know are left out, so that it can clear away."""
+        known = {each.name for each in fields(cls)}
+        data = {name: value for name, value in json.loads(text).items() if name in known}
         data["base"] = Base.from_json(data["base"])
         data["limits"] = Limits(**data["limits"])
         data["layers"] = tuple(data["layers"])

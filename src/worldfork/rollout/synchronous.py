@@ -20,12 +20,12 @@ from worldfork.sandbox.command import CommandResult
 
 def run_group(task: Task, policy: object, n: int, **options: Any) -> Group:
     """Run one task `n` times from the same starting state; see `group.run_rollouts`."""
-    return through(group.run_group(task, policy, n, **options))
+    return through(group.run_group, task, policy, n, **options)
 
 
 def run_rollouts(tasks: Sequence[Task], policy: object, **options: Any) -> list[Episode]:
     """Run each task `n` times; see `group.run_rollouts`."""
-    return through(group.run_rollouts(tasks, policy, **options))
+    return through(group.run_rollouts, tasks, policy, **options)
 
 
 def stream_rollouts(tasks: Sequence[Task], policy: object, **options: Any) -> Iterator[Episode]:
@@ -47,12 +47,12 @@ class Rollout:
     @classmethod
     def open(cls, task: Task, **options: Any) -> Self:
         """Open a rollout; see `open_rollout`."""
-        return cls(through(opened.open_rollout(task, **options)))
+        return cls(through(opened.open_rollout, task, **options))
 
     @classmethod
     def attach(cls, rollout_id: str, **options: Any) -> Self:
         """Take up a rollout by id; see `AsyncRollout.attach`."""
-        return cls(through(AsyncRollout.attach(rollout_id, **options)))
+        return cls(through(AsyncRollout.attach, rollout_id, **options))
 
     @property
     def rollout_id(self) -> str:
@@ -91,23 +91,23 @@ class Rollout:
 
     def sh(self, line: str, *, timeout: float | None = None, **options: Any) -> CommandResult:
         """Run one line in the world's shell, in the task's directory."""
-        return through(self._inner.sh(line, timeout=timeout, **options))
+        return through(self._inner.sh, line, timeout=timeout, **options)
 
     def grade(self, *, policy_end: str = "finished", keep: bool = False) -> Episode:
         """End the policy's turn and grade what it left; once, whoever asks how often."""
-        return through(self._inner.grade(policy_end=policy_end, keep=keep))
+        return through(self._inner.grade, policy_end=policy_end, keep=keep)
 
     def edits(self) -> Edits | None:
         """Return what the policy left, once it is graded."""
-        return through(self._inner.edits())
+        return through(self._inner.edits)
 
     def keep(self, label: str | None = None) -> str:
         """Store the state as it is now and return the snapshot's id; the rollout goes on."""
-        return through(self._inner.keep(label))
+        return through(self._inner.keep, label)
 
     def close(self) -> None:
         """End it and clear it away."""
-        through(self._inner.close())
+        through(self._inner.close)
 
     def __enter__(self) -> Self:
         return self

@@ -55,7 +55,7 @@ def world(key: str, build: Callable[[Sandbox], None], **create: Any) -> Snapshot
     async def build_in_thread(sandbox: AsyncSandbox) -> None:
         await asyncio.get_running_loop().run_in_executor(None, build, Sandbox(sandbox))
 
-    return through(async_world(key, build_in_thread, **create))
+    return through(async_world, key, build_in_thread, **create)
 
 
 def _known(here: Place, name: str) -> SnapshotInfo | None:
