@@ -21,6 +21,7 @@ from worldfork.lineage.snapshots import ForkResult, ForkResults, SnapshotInfo, s
 from worldfork.lineage.starting import StartOptions, start
 from worldfork.lineage.transfers import Transfers
 from worldfork.lineage.verifying import check_command, checkpoint_verified
+from worldfork.records.cpu import CpuUse
 from worldfork.records.death import Death, LimitHits
 from worldfork.records.sandbox import SandboxFacts, SandboxInfo, SandboxStatus
 from worldfork.records.shown import Shown
@@ -302,6 +303,14 @@ class AsyncSandbox(Commands, Processes, Transfers):
     async def limit_hits(self) -> LimitHits:
         """Return how often its processes met its limits, and how often the host's memory ended one of them."""
         return await self._live.limit_hits()
+
+    async def cpu_use(self) -> CpuUse | None:
+        """Return the CPU seconds of all that ever ran in it, and its threads, counted on the host by its cgroup.
+
+        Nothing inside takes part in that, nor sees it. None where the host has no group that counts: no writable
+        cpuacct of version 1, no version 2. None too once the sandbox is gone.
+        """
+        return self._live.cpu_use()
 
     async def terminate(self) -> None:
         """End the sandbox: every process, mount, cgroup and file of it is gone afterwards. Idempotent."""

@@ -16,8 +16,10 @@ from dataclasses import replace
 from worldfork.core.errors import SandboxDied, SandboxError, WorldforkError
 from worldfork.lineage.deaths import asked, condemned, exit_of, found_dead
 from worldfork.lineage.place import Place
+from worldfork.records.cpu import CpuUse
 from worldfork.records.death import Death, LimitHits
 from worldfork.records.sandbox import SandboxFacts
+from worldfork.sandbox.accounting import Account, find_account
 from worldfork.sandbox.cgroups import thaw_groups
 from worldfork.sandbox.connection import Connection
 from worldfork.sandbox.driver import Started
@@ -55,6 +57,7 @@ class Live:
         self._ending: asyncio.Task[None] | None = None
         self._why: Callable[[], SandboxError] | None = None
         self._death: Death | None = None
+        self._account: Account | None = None
         # Opened before the sandbox writes, so that no error of writing back goes unseen.
         self._sync_fd: int | None = os.open(facts.run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if started:
@@ -140,6 +143,12 @@ class Live:
         """Return what its groups counted, as last seen where they are gone."""
         death = self._note_death()
         return limit_hits(self.facts.cgroups) if death is None else death.hits
+
+    def cpu_use(self) -> CpuUse | None:
+        """Return what its group counted of the CPU; None where it has none that counts, or is gone."""
+        if self._account is None:
+            self._account = find_account(self.facts.cgroups)
+        return None if self._account is None else self._account.read(self._pid)
 
     def _note_death(self) -> Death | None:
         """Find out why it is dead, once, before what shows that is cleared away; None while it lives."""

@@ -11,6 +11,7 @@ from worldfork.lineage.commands import SH_OUTPUT_BYTES
 from worldfork.lineage.door import through, through_each
 from worldfork.lineage.handle import Rlimits
 from worldfork.lineage.snapshots import ForkResult, ForkResults, SnapshotInfo
+from worldfork.records.cpu import CpuUse
 from worldfork.records.death import Death, LimitHits
 from worldfork.records.sandbox import (
     DirectoryEntry,
@@ -221,6 +222,10 @@ class Sandbox:
         """Return a regular file's content."""
         return through(self._inner.read_file, path, max_bytes=max_bytes)
 
+    def lay_files(self, directory: str, files: Mapping[str, tuple[bytes, int]], *, removed: Iterable[str] = ()) -> None:
+        """Remove paths below a directory and write regular files there, at once; see `AsyncSandbox.lay_files`."""
+        through(self._inner.lay_files, directory, files, removed=removed)
+
     def upload_file(self, local_path: str | Path, path: str) -> None:
         """Copy a file of the host into the sandbox."""
         through(self._inner.upload_file, local_path, path)
@@ -281,6 +286,10 @@ class Sandbox:
     def limit_hits(self) -> LimitHits:
         """Return how often its processes met its limits."""
         return through(self._inner.limit_hits)
+
+    def cpu_use(self) -> CpuUse | None:
+        """Return the CPU seconds of all that ever ran in it, and its threads; see `AsyncSandbox.cpu_use`."""
+        return through(self._inner.cpu_use)
 
     def terminate(self) -> None:
         """End the sandbox and clear it away. Idempotent."""

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from worldfork.records.sandbox import Limits
 
-_V1_WANTED = ("memory", "pids", "cpu", "freezer")
+_ACCOUNT = "cpuacct"
+_V1_WANTED = ("memory", "pids", "cpu", "freezer", _ACCOUNT)
 _V2_WANTED = ("memory", "pids", "cpu")
 _CPU_PERIOD_US = 100_000
 _MIB = 1 << 20
@@ -103,6 +104,9 @@ def detect_layout(proc: Path = Path("/proc/self")) -> CgroupLayout:
                 v1[controller] = directory
     if not {"memory", "pids"} <= set(v1):
         v1 = {}
+    if v1.get(_ACCOUNT) in [directory for name, directory in v1.items() if name != _ACCOUNT]:
+        # One hierarchy has both: the group that limits counts too.
+        del v1[_ACCOUNT]
     return CgroupLayout(v1={name: v1[name] for name in _V1_WANTED if name in v1}, v2=None if v1 else v2)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from worldfork.records.sandbox import Limits
+from worldfork.sandbox import cgroups
 from worldfork.sandbox.cgroups import CgroupLayout, detect_layout, remove_groups
 
 
@@ -34,6 +37,31 @@ def test_version_1_with_a_path_of_its_own(tmp_path: Path) -> None:
     assert layout.v2 is None
     assert layout.v1["memory"] == tmp_path / "memory/jobs/one"
     assert list(layout.v1) == ["memory", "pids", "cpu", "freezer"]
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted"),
+    [
+        ("4:cpuacct:/\n3:cpu:/\n", ["memory", "pids", "cpu", "cpuacct"]),
+        ("3:cpu,cpuacct:/\n", ["memory", "pids", "cpu"]),
+    ],
+)
+def test_cpu_use_is_counted_by_one_group(tmp_path: Path, own: str, wanted: list[str]) -> None:
+    mounts = {line.split(":")[1]: ("/", "/") for line in own.splitlines()}
+    proc = make_host(tmp_path, f"2:memory:/\n1:pids:/\n{own}", {"memory": ("/", "/"), "pids": ("/", "/"), **mounts})
+    layout = detect_layout(proc)
+    assert list(layout.v1) == wanted
+    made = [value for key, value in layout.items("sb-x", Limits()) if key == "cgdir"]
+    assert tuple(made) == layout.directories("sb-x")
+    assert len(set(made)) == len(wanted)
+    assert sum(key == "cgjoin" for key, _ in layout.items("sb-x", Limits())) == len(wanted)
+
+
+def test_a_group_that_counts_and_cannot_be_written_is_left_out(tmp_path: Path) -> None:
+    proc = make_host(tmp_path, "2:memory:/\n1:pids:/\n", {"memory": ("/", "/"), "pids": ("/", "/")})
+    with (proc / "cgroup").open("a") as file:
+        file.write("3:cpuacct:/\n")
+    assert list(detect_layout(proc).v1) == ["memory", "pids"]
 
 
 def test_in_a_container_the_own_path_is_below_the_mounted_root(tmp_path: Path) -> None:
@@ -77,6 +105,15 @@ def test_no_limit_is_no_knob() -> None:
     unlimited = Limits(None, None, None, None)
     items = CgroupLayout({"memory": Path("/m"), "pids": Path("/p")}, None).items("sb-x", unlimited)
     assert not [item for item in items if item[0] == "cgset"]
+
+
+def test_a_group_that_counts_and_would_not_go_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "_REMOVAL_DEADLINE_S", 0.01)
+    layout = CgroupLayout({"memory": tmp_path / "memory", "cpuacct": tmp_path / "cpuacct"}, None)
+    groups = layout.directories("sb-x")
+    (tmp_path / "cpuacct/worldfork-sb-x/held").mkdir(parents=True)
+    (tmp_path / "memory/worldfork-sb-x").mkdir(parents=True)
+    assert remove_groups(groups) == [str(tmp_path / "cpuacct/worldfork-sb-x")]
 
 
 def test_only_groups_of_ours_are_removed(tmp_path: Path) -> None:

@@ -1,0 +1,32 @@
+"""What the kernel counted of the CPU that a sandbox used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ThreadUse:
+    """One thread that lives."""
+
+    ran_s: float
+    """Seconds on a CPU."""
+    waited_s: float
+    """Seconds ready to run without a CPU."""
+    wants: bool
+    """Whether it runs or is ready to, now."""
+    stands_back: bool
+    """Whether it leaves the CPU to others by its own wish: by priority, scheduling class or the CPUs it keeps to."""
+
+
+@dataclass(frozen=True)
+class CpuUse:
+    """What everything in a sandbox has used so far, seen from outside."""
+
+    used_s: float
+    """CPU seconds of all that ever ran in it, on all CPUs together; what is gone counts too."""
+    throttled_s: float
+    """Seconds for which its own CPU limit held it back, on all CPUs together."""
+    threads: Mapping[int, ThreadUse]
+    """Those that live, by their ids on the host."""
