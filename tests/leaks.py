@@ -1,14 +1,18 @@
-"""What a test may leave behind: nothing. A look at the machine before, one after, and the difference in words.
+"""What a test may leave behind: nothing. A look before, one after, and the difference in words.
 
-Some of what a machine holds belongs to others, who come and go meanwhile. Where this cannot be told apart
-by a path, an id or a parent, it counts only if CI=true says that nobody else is here.
+Others come and go on the same machine, a second run of these tests among them. So only what this run started is looked
+at: what lies in its homes, its children, whoever bears its mark in the environment or holds a lock of its homes, and
+what these are in. A group that is nobody's counts once it has stayed longer than anything that is on its way to an end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import hashlib
 import os
 import re
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -18,11 +22,25 @@ from pathlib import Path
 from worldfork.lineage.place import drop_spares
 
 ALONE = os.environ.get("CI") == "true"
-"""Nobody else uses this machine."""
+"""Whether what only the whole machine can tell is looked at, where no other run is seen on it."""
+
+MARK_NAME = "WORLDFORK_TEST_RUN"
+MARK = os.environ.setdefault(MARK_NAME, f"{os.getpid()}-{time.monotonic_ns()}")
+"""In the environment of whatever this run starts."""
+
+HOMES: set[Path] = set()
+"""Of this run, as far as they were looked at."""
+IDS: set[str] = set()
+"""Of sandboxes that were seen in them."""
 
 DEADLINE_S = 10.0
+DOUBT_S = 5.0
+"""A cgroup of a sandbox that no home knows of is taken for this run's own if it stays so long. Those of others that are
+about to begin or to end are gone by then."""
 DYING_SLACK = 8
 """Removed memory cgroups that may linger for a while: pages under write-back keep them until they are clean."""
+
+_DOUBT = "cgroups: nobody knows whose: "
 
 _PERMANENT_THREAD = re.compile(r"worldfork|asyncio_\d+$")
 """The library's own event loop and its workers live as long as the process."""
@@ -40,6 +58,8 @@ class Look:
     processes: dict[str, str]
     mounts: dict[str, str]
     cgroups: dict[str, str]
+    doubtful_cgroups: dict[str, str]
+    """Empty, and of a sandbox of which nothing is known."""
     dying_cgroups: dict[str, int]
     net_namespaces: dict[str, str]
     shared_memory: dict[str, str]
@@ -49,15 +69,20 @@ class Look:
 
 
 def look(home: Path) -> Look:
-    """Look at this process, at `home` and at the machine."""
+    """Look at this process, at `home` and at what this run started."""
+    HOMES.add(home)
+    IDS.update(_ids(home) | _leased(home))
     processes = _processes(home)
+    ours = {pid for pid, _ in processes.values()}
+    cgroups, doubtful = _cgroups(home, ours)
     return Look(
         processes={key: words for key, (_, words) in processes.items()},
-        mounts=_mounts(home),
-        cgroups=_cgroups(home),
-        dying_cgroups=_dying_cgroups(),
-        net_namespaces=_net_namespaces({pid for pid, _ in processes.values()}),
-        shared_memory=_shared_memory(),
+        mounts=_mounts(),
+        cgroups=cgroups,
+        doubtful_cgroups=doubtful,
+        dying_cgroups=_dying_cgroups() if ALONE and not _others(ours) else {},
+        net_namespaces=_net_namespaces(ours),
+        shared_memory=_shared_memory(ours),
         home_entries=_home_entries(home),
         descriptors=_descriptors(),
         threads={str(thread.ident): thread.name for thread in threading.enumerate()},
@@ -70,6 +95,8 @@ def differences(before: Look, after: Look) -> list[str]:
     for kind in ("processes", "mounts", "cgroups", "net_namespaces", "shared_memory", "home_entries"):
         old, new = getattr(before, kind), getattr(after, kind)
         lines += [f"{kind}: {words}" for key, words in new.items() if key not in old]
+    known = before.cgroups.keys() | before.doubtful_cgroups.keys()
+    lines += [f"{_DOUBT}{words}" for key, words in after.doubtful_cgroups.items() if key not in known]
     lines += [
         f"threads: {name}"
         for key, name in after.threads.items()
@@ -77,8 +104,9 @@ def differences(before: Look, after: Look) -> list[str]:
     ]
     lines += _new_descriptors(before, after)
     for hierarchy, count in after.dying_cgroups.items():
-        grown = count - before.dying_cgroups.get(hierarchy, 0)
-        if ALONE and grown > DYING_SLACK:
+        # Where another run was seen before, there is nothing to compare with.
+        grown = count - before.dying_cgroups.get(hierarchy, 0 if before.dying_cgroups else count)
+        if grown > DYING_SLACK:
             lines.append(f"cgroups: the kernel still counts {grown} more removed ones in {hierarchy}")
     return lines
 
@@ -86,10 +114,11 @@ def differences(before: Look, after: Look) -> list[str]:
 def wait_until_clean(before: Look, home: Path, deadline_s: float = DEADLINE_S) -> list[str]:
     """Look again until nothing is left or the deadline has passed; return what is left, in words.
 
-    A thing that others started after the first look is theirs: only what every look saw counts.
+    Only what every look saw counts.
     """
     drop_spares()
-    end_s = time.monotonic() + deadline_s
+    began_s = time.monotonic()
+    end_s = began_s + deadline_s
     gc.collect()
     left = differences(before, look(home))
     pause_s = 0.005
@@ -100,6 +129,8 @@ def wait_until_clean(before: Look, home: Path, deadline_s: float = DEADLINE_S) -
         left = [line for line in left if line in now or line.startswith("cgroups: the kernel")]
         if not any(line.startswith("cgroups: the kernel") for line in now):
             left = [line for line in left if not line.startswith("cgroups: the kernel")]
+    if time.monotonic() - began_s < DOUBT_S:
+        left = [line for line in left if not line.startswith(_DOUBT)]
     return left
 
 
@@ -135,7 +166,7 @@ def _read(path: str) -> str:
 
 
 def _processes(home: Path) -> dict[str, tuple[int, str]]:
-    """Children of this process, whoever holds a lock in `home`, and whoever names `home` in its command line."""
+    """Children of this process, and whoever bears the mark of this run, or locks something in `home`, or names it."""
     mine = os.getpid()
     lockers = _lockers(home)
     found = {}
@@ -154,11 +185,17 @@ def _processes(home: Path) -> dict[str, tuple[int, str]]:
             why = f"holds a lock in {home}"
         elif str(home) in line and not _is_ancestor(pid):
             why = f"names {home}"
+        elif state != "Z" and _is_marked(pid) and not _is_ancestor(pid):
+            why = "bears the mark of this run"
         else:
             continue
         name = line or _read(f"/proc/{pid}/comm").strip()
         found[f"{pid}@{started}"] = (pid, f"{pid} {name[:120]!r} (state {state}, {why})")
     return found
+
+
+def _is_marked(pid: int) -> bool:
+    return f"{MARK_NAME}={MARK}" in _read(f"/proc/{pid}/environ").split("\0")
 
 
 def _is_ancestor(pid: int) -> bool:
@@ -189,10 +226,29 @@ def _lockers(home: Path) -> set[int]:
     return pids - {os.getpid()}
 
 
-def _mounts(home: Path) -> dict[str, str]:
+def _ids(home: Path) -> set[str]:
+    """Ids of the sandboxes that have a directory or a lock in a home."""
+    found: set[str] = set()
+    for room in ("run", "locks"):
+        with contextlib.suppress(OSError):
+            found |= {name for name in os.listdir(home / room) if name.startswith("sb-")}
+    return found
+
+
+def _leased(home: Path) -> set[str]:
+    """Ids of the sandboxes that a home of this run still has on its books; their groups may have been in the way."""
+    rows: list[tuple[str]] = []
+    with contextlib.suppress(sqlite3.Error):
+        uri = f"file:{home}/db.sqlite?mode=ro"
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=0)) as database:
+            rows = database.execute("SELECT holder_id FROM holders").fetchall()
+    return {name for (name,) in rows}
+
+
+def _mounts() -> dict[str, str]:
     found = {}
     for line in _read("/proc/self/mountinfo").splitlines():
-        if ALONE or str(home) in line or "worldfork" in line:
+        if any(str(home) in line for home in HOMES):
             found[line.split(" ", 1)[0]] = line
     return found
 
@@ -207,22 +263,23 @@ def _cgroup_roots() -> list[tuple[str, Path]]:
     return roots
 
 
-def _cgroups(home: Path) -> dict[str, str]:
-    """Directories named worldfork, less those that belong to somebody else's live sandbox."""
-    ours = {pid for pid, _ in _processes(home).values()}
-    theirs = _sandboxes_elsewhere(home)
-    found = {}
+def _cgroups(home: Path, ours: set[int]) -> tuple[dict[str, str], dict[str, str]]:
+    """Groups of sandboxes: those of this run, and those of which nobody knows whose they are."""
+    theirs = _sandboxes_elsewhere()
+    found: dict[str, str] = {}
+    doubtful: dict[str, str] = {}
     for _, root in _cgroup_roots():
         for directory, _, _ in os.walk(root):
-            if "worldfork" not in directory:
+            of = re.search(r"/worldfork-([^/]+)", directory)
+            if of is None:
                 continue
             inside = _members(directory)
-            if Path(directory).name == "worldfork" or any(name in directory for name in theirs):
-                continue
-            if not ALONE and (_is_foreign(directory) or (inside and not inside & ours)):
-                continue
-            found[directory] = f"{directory} ({len(inside)} processes)"
-    return found
+            words = f"{directory} ({len(inside)} processes)"
+            if of[1] in IDS or inside & ours:
+                found[directory] = words
+            elif not inside and of[1] not in theirs and not _is_foreign(directory):
+                doubtful[directory] = words
+    return found, doubtful
 
 
 def _is_foreign(directory: str) -> bool:
@@ -233,17 +290,16 @@ def _is_foreign(directory: str) -> bool:
         return True
 
 
-def _sandboxes_elsewhere(home: Path) -> set[str]:
+def _sandboxes_elsewhere() -> set[str]:
     """Ids of sandboxes in other homes of this machine, such as those of another test run."""
-    homes = [*home.parent.glob("worldfork-home-*"), *Path("/tmp").glob("worldfork-*"), Path("/var/lib/worldfork")]
-    names: set[str] = set()
-    for other in homes:
-        if other != home:
-            try:
-                names |= set(os.listdir(other / "run"))
-            except OSError:
-                continue
-    return names
+    places = {home.parent for home in HOMES} | {Path("/tmp"), Path("/var/tmp"), Path("/dev/shm")}
+    homes = {home for place in places for home in place.glob("worldfork-*")} | {Path("/var/lib/worldfork")}
+    return {sandbox_id for other in homes - HOMES for sandbox_id in _ids(other)}
+
+
+def _others(ours: set[int]) -> bool:
+    """Whether a sandbox of somebody else runs on this machine."""
+    return any(pid not in ours and _read(f"/proc/{pid}/comm").startswith("wf-init") for pid in _pids())
 
 
 def _members(directory: str) -> set[int]:
@@ -269,7 +325,7 @@ def _dying_cgroups() -> dict[str, int]:
 
 def _net_namespaces(ours: set[int]) -> dict[str, str]:
     found = {}
-    for pid in _pids() if ALONE else ours:
+    for pid in ours:
         try:
             inode = os.readlink(f"/proc/{pid}/ns/net")
         except OSError:
@@ -278,12 +334,17 @@ def _net_namespaces(ours: set[int]) -> dict[str, str]:
     return found
 
 
-def _shared_memory() -> dict[str, str]:
-    try:
-        names = os.listdir("/dev/shm")
-    except OSError:
-        return {}
-    return {name: f"/dev/shm/{name}" for name in names if ALONE or "worldfork" in name}
+def _shared_memory(ours: set[int]) -> dict[str, str]:
+    """What bears our name in memory that all share, and was made by this process, is of our homes or mapped by ours."""
+    shared = Path("/dev/shm")
+    mine = {str(os.getpid()), MARK, *(hashlib.sha256(os.fsencode(home)).hexdigest()[:16] for home in HOMES)}
+    names = {str(path.relative_to(shared)) for path in (*shared.glob("worldfork*"), *shared.glob("worldfork*/*"))}
+    maps = [_read(f"/proc/{pid}/maps") for pid in ours] if names else []
+    return {
+        name: f"/dev/shm/{name}"
+        for name in names
+        if any(each in name for each in mine) or any(f"/dev/shm/{name}" in each for each in maps)
+    }
 
 
 def _home_entries(home: Path) -> dict[str, str]:

@@ -12,10 +12,11 @@ from tests.redteam.attacks import (
     runner,
     same_process,
     start_up,
+    voiding,
 )
 from tests.redteam.records import Attack
 
-_PARTS = (runner, start_up, leaving, same_process, results, programs, reading, resources, channel)
+_PARTS = (runner, start_up, leaving, same_process, results, programs, reading, resources, channel, voiding)
 
 ATTACKS: tuple[Attack, ...] = tuple(
     sorted((attack for part in _PARTS for attack in part.ATTACKS), key=lambda attack: attack.number)

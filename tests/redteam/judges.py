@@ -10,21 +10,20 @@ from pathlib import Path
 from tests.redteam.tasks import CHECKS
 
 from worldfork.core.errors import SandboxError, WorldforkError
+from worldfork.records.episode import Failure, FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.assertions import FilesSpec
 from worldfork.reward.calibration import CalibrationStore
 from worldfork.reward.command_verifier import CommandVerifier
 from worldfork.reward.files_verifier import FilesVerifier
 from worldfork.reward.final_verifier import FinalSpec, FinalVerifier
-from worldfork.reward.judging import JudgeSpec
+from worldfork.reward.judge_program import JudgeSpec
 from worldfork.reward.places import TASK_DIRECTORY, inside_task
 from worldfork.reward.pytest_verifier import PytestVerifier
 from worldfork.reward.split.proof import ProofStore
 from worldfork.reward.split.verifier import SplitVerifier
 from worldfork.reward.verifier import FINAL, FRESH, Case, Grade, Verifier
-
-WIDTH = 2
-"""How many grade at a time; code that sleeps keeps them all waiting."""
+from worldfork.rollout.faults import FaultRules, failure_of, pause_after
 
 RUN_JUDGE = "f=tests/judge.py; [ -f $f ] || f=judge.py; exec python $f"
 
@@ -94,12 +93,20 @@ class Plain:
 
 @dataclass
 class Panel:
-    """Verifiers that all grade the same final state. One for each rollout: it keeps what they say."""
+    """Verifiers that all grade the same final state. One for each rollout: it keeps what they say.
+
+    A fault is tried again as a run does it: what an attack brings about once by chance voids nothing.
+    """
 
     judges: Mapping[str, Judge]
+    turns: asyncio.Semaphore
+    """How many may grade at a time."""
+    rules: FaultRules = field(default_factory=FaultRules)
     grades: dict[str, Grade] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
-    """What a verifier raised instead."""
+    """What a verifier raised instead, at last."""
+    again: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The kinds of the faults that were tried again."""
     verifier_id: str = "panel"
     trust: str = FRESH
 
@@ -107,6 +114,11 @@ class Panel:
     def needs_end(self) -> bool:
         """Whether one of them does."""
         return any(judge.verifier.needs_end for judge in self.judges.values())
+
+    @property
+    def gradings(self) -> int:
+        """All of them, one after the other in the worst case."""
+        return (self.rules.most_attempts + 1) * len(self.judges)
 
     async def grade(self, case: Case) -> Grade:
         """Have each grade it."""
@@ -117,14 +129,36 @@ class Panel:
         return await self._each(case, lambda verifier, given: verifier.grade_nothing(given))
 
     async def _each(self, case: Case, ask: Callable[[Verifier, Case], Awaitable[Grade]]) -> Grade:
-        turns = asyncio.Semaphore(WIDTH)
-
         async def one(name: str, judge: Judge) -> None:
-            async with turns:
-                try:
-                    self.grades[name] = await ask(judge.verifier, replace(case, task=judge.changed(case.task)))
-                except WorldforkError as error:
-                    self.faults[name] = f"{error.code}: {error}"
+            given = replace(case, task=judge.changed(case.task))
+            kinds: tuple[FailureKind, ...] = ()
+            while True:
+                async with self.turns:
+                    failure = await self._once(name, ask(judge.verifier, given), given.task)
+                if failure is None:
+                    self.faults.pop(name, None)
+                    return
+                self.faults[name] = f"{failure.kind.value}: {failure.message}"
+                kinds = (*kinds, failure.kind)
+                pause_s = pause_after(self.rules, kinds)
+                if pause_s is None:
+                    return
+                self.again[name] = tuple(kind.value for kind in kinds)
+                await asyncio.sleep(pause_s)
 
         await asyncio.gather(*(one(name, judge) for name, judge in self.judges.items()))
         return next(iter(self.grades.values()), Grade(0.0))
+
+    async def _once(self, name: str, grading: Awaitable[Grade], task: Task) -> Failure | None:
+        limits = task.limits
+        once_s = limits.start_wall_s + limits.rebuild_wall_s + limits.grade_wall_s + limits.stop_wall_s
+        try:
+            async with asyncio.timeout(4 * once_s) as limit:
+                self.grades[name] = await grading
+        except WorldforkError as error:
+            return failure_of(FailureKind.GRADING, error)
+        except TimeoutError as error:
+            if limit.expired():
+                return Failure(FailureKind.LIMIT, "limit", f"a grading took more than {4 * once_s:g} s")
+            return failure_of(FailureKind.GRADING, error)
+        return None

@@ -14,6 +14,7 @@ GROUPS: Mapping[str, tuple[int, int]] = {
     "Resources, and what no sandbox stops": (47, 50),
     "The sandbox itself": (51, 53),
     "The channel between tests and candidate": (54, 55),
+    "Voiding a bad score": (56, 60),
 }
 
 KINDS: Mapping[int, str] = {
@@ -72,7 +73,15 @@ KINDS: Mapping[int, str] = {
     53: "a bad score voided by breaking the sandbox",
     54: "answers that are not plain values",
     55: "answers that nobody asked for",
+    56: "a lack of CPU that is pretended, or of one's own making",
+    57: "what takes long to read or to remove",
+    58: "rebuild steps that run edited code and break what comes after them",
+    59: "files closed to whoever looks at them",
+    60: "supervisors killed or stopped while files are carried out, built and tested",
 }
+
+OWN_KINDS = frozenset(range(56, 61))
+"""On no list that is known to us: each attack of these is a variant of our own."""
 
 NOT_APPLICABLE: Mapping[int, str] = {
     40: (

@@ -1,8 +1,8 @@
 """Try every attack before every verifier, and write the matrix into docs/reward.md.
 
-    python -m tests.redteam.matrix [--check] [NAME...]
+    python -m tests.redteam.matrix [--check] [NAME_OR_NUMBER...]
 
-`--check` writes nothing. Ends with 1 if a claim was wrong.
+Without a name or the number of a kind: all of them. `--check` writes nothing. Ends with 1 if a claim was wrong.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.redteam.corpus import ATTACKS
 from tests.redteam.judges import Judge, Plain, judges
 from tests.redteam.kinds import GROUPS, KINDS, NOT_APPLICABLE
 from tests.redteam.records import PLAIN, VERIFIERS, Attack, Verdict
-from tests.redteam.running import Arena, Tried
-from tests.redteam.tasks import TASKS
+from tests.redteam.running import Arena, Campaign, Honest, Tried
 
 from worldfork.rollout.starts import StartingStates
 
@@ -30,24 +31,32 @@ Rows = Mapping[str, Mapping[str, Tried]]
 """Name of an attack -> verifier -> what came of it."""
 
 
-async def try_all(attacks: Sequence[Attack]) -> Rows:
-    """Run the attacks one after the other."""
-    rows: dict[str, dict[str, Tried]] = {}
+@dataclass(frozen=True)
+class Made:
+    """What a run found."""
+
+    rows: Rows
+    honest: Sequence[Honest]
+    broken: Sequence[str]
+    seconds: Mapping[str, float]
+
+
+async def try_all(attacks: Sequence[Attack]) -> Made:
+    """Try the attacks before every verifier, with the correct solution beside each kind of them."""
+
+    def tell(attack: Attack, tried: list[Tried]) -> None:
+        print(f"{attack.number} {attack.name} {arena.seconds[attack.name]:.1f} s", flush=True)
+        for each in tried:
+            if each.broken or (not each.held and each.verifier != PLAIN):
+                print("  CLAIM BROKEN" if each.broken else "  wins", each, flush=True)
+
     with tempfile.TemporaryDirectory() as directory:
         by_name = judges(Path(directory)) | {PLAIN: Judge(Plain())}
         arena = Arena(await StartingStates.open(), by_name)
-        for task in TASKS:
-            right = await arena.right(task)
-            if set(right.values()) != {1.0}:
-                raise SystemExit(f"the correct solution of {task} is worth {right}")
-        for attack in attacks:
-            print(attack.number, attack.name, flush=True)
-            tried = await arena.attack(attack)
-            rows[attack.name] = {each.verifier: each for each in tried}
-            for each in tried:
-                if not each.held or each.broken:
-                    print("CLAIM BROKEN" if each.broken else "wins", each, flush=True)
-    return rows
+        campaign = Campaign(arena, lambda attack: by_name, lambda attack: VERIFIERS, tell)
+        await campaign.run(attacks)
+    rows = {name: {each.verifier: each for each in tried} for name, tried in campaign.tried.items()}
+    return Made(rows, campaign.honest, campaign.broken, arena.seconds)
 
 
 def cell(attack: Attack, verifier: str, tried: Tried | None) -> str:
@@ -57,15 +66,18 @@ def cell(attack: Attack, verifier: str, tried: Tried | None) -> str:
         return "wins" if tried.reward == 1.0 else ""
     if claim.verdict is Verdict.NOT or tried is None:
         return ""
+    if tried.reward is None:
+        return "**voids**"
     if claim.verdict is Verdict.RESISTS:
-        return "**broken**" if tried.broken else "holds"
-    return "open, held" if tried.held else f"**wins** {tried.reward:.2f}" if tried.reward is not None else "**voids**"
+        return "**broken**" if tried.overpaid else "holds"
+    return "open, held" if tried.held else f"**wins** {tried.reward:.2f}"
 
 
-def page_part(rows: Rows) -> str:
+def page_part(made: Made) -> str:
     """Return the part of the page that a run makes."""
+    rows = made.rows
     shown = [name for name in (*VERIFIERS, PLAIN) if any(name in row for row in rows.values())]
-    lines = [BEGIN, "", *_sums(rows, shown), ""]
+    lines = [BEGIN, "", _size(), "", *_sums(made, shown), ""]
     for group, (first, last) in GROUPS.items():
         lines += [f"### {group}", "", f"| | attack | {' | '.join(shown)} |", f"| --- | --- |{' --- |' * len(shown)}"]
         for number in range(first, last + 1):
@@ -88,40 +100,64 @@ def _label(attack: Attack) -> str:
     return f"`{attack.name}`{mark} {attack.does}"
 
 
-def _sums(rows: Rows, shown: Iterable[str]) -> Iterable[str]:
+def _size() -> str:
+    own = sum(attack.own for attack in ATTACKS)
+    return f"{len(ATTACKS)} attacks of {len({attack.number for attack in ATTACKS})} kinds, {own} of them our own."
+
+
+def _sums(made: Made, shown: Sequence[str]) -> Iterable[str]:
+    """What each verifier swears, how often that was put to the test, and how often it was not so."""
     yield "| | " + " | ".join(shown) + " |"
-    yield "| --- |" + " ---: |" * len(list(shown))
-    tried = {name: [row[name] for row in rows.values() if name in row] for name in shown}
-    claimed = {
-        name: [each for each in of if each.attack.claim(name).verdict is Verdict.RESISTS] for name, of in tried.items()
-    }
-    for title, count in (
-        ("attacks tried", {name: len(of) for name, of in tried.items()}),
-        ("resisted by its own claim", {name: len(of) for name, of in claimed.items()}),
-        ("of these broken", {name: sum(each.broken for each in of) for name, of in claimed.items()}),
-        ("attacks that win", {name: sum(not each.held for each in of) for name, of in tried.items()}),
+    yield "| --- |" + " ---: |" * len(shown)
+    tried = {name: [row[name] for row in made.rows.values() if name in row] for name in shown}
+
+    def count(wanted: Callable[[Tried], bool]) -> Mapping[str, object]:
+        return {name: sum(map(wanted, of)) for name, of in tried.items()}
+
+    beside = {name: [each.rewards[name] for each in made.honest if name in each.rewards] for name in shown}
+    for title, counts in (
+        ("attacks tried", count(lambda each: True)),
+        ("sworn: never more than the same wrong code", count(_is_sworn)),
+        ("of these broken", count(lambda each: each.overpaid)),
+        ("sworn: never without a score", count(lambda each: each.attack.never_none(each.verifier))),
+        ("of these broken", count(lambda each: each.void)),
+        ("attacks that win", count(lambda each: not each.held)),
+        (
+            "kinds beside which the correct solution was worth 1.0",
+            {name: f"{of.count(1.0)} of {len(of)}" if of else "" for name, of in beside.items()},
+        ),
     ):
-        yield f"| {title} | " + " | ".join(str(count[name]) for name in shown) + " |"
+        yield f"| {title} | " + " | ".join(str(counts[name]) for name in shown) + " |"
 
 
-def write(rows: Rows) -> None:
+def _is_sworn(each: Tried) -> bool:
+    return each.attack.claim(each.verifier).verdict is Verdict.RESISTS
+
+
+def write(made: Made) -> None:
     """Put the matrix in the place of the page's last one."""
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    PAGE.write_text(before + page_part(rows) + after, encoding="utf-8")
+    PAGE.write_text(before + page_part(made) + after, encoding="utf-8")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run what the arguments name, and write the page after a run of everything."""
     names = [each for each in arguments if not each.startswith("-")]
-    chosen = [attack for attack in ATTACKS if not names or attack.name in names]
-    rows = asyncio.run(try_all(chosen))
+    chosen = [attack for attack in ATTACKS if not names or attack.name in names or str(attack.number) in names]
+    began_s = time.monotonic()
+    made = asyncio.run(try_all(chosen))
     if "--check" not in arguments and not names:
-        write(rows)
-    broken = [each for row in rows.values() for each in row.values() if each.broken]
-    print(f"{len(chosen)} attacks, {sum(map(len, rows.values()))} gradings, {len(broken)} claims broken")
-    return 1 if broken else 0
+        write(made)
+    for line in made.broken:
+        print("BROKEN", line)
+    longest = sorted(made.seconds.items(), key=lambda item: -item[1])[:10]
+    print("longest:", ", ".join(f"{name} {seconds:.0f} s" for name, seconds in longest))
+    gradings = sum(map(len, made.rows.values())) + sum(len(each.rewards) for each in made.honest)
+    took_s = time.monotonic() - began_s
+    print(f"{len(chosen)} attacks, {gradings} gradings in {took_s:.0f} s, {len(made.broken)} claims broken")
+    return 1 if made.broken else 0
 
 
 if __name__ == "__main__":

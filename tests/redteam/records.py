@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from tests.redteam.tasks import UNFIT
+
 VERIFIERS = ("pytest", "split", "reader", "command", "files", "final")
 """The columns of the matrix."""
 
@@ -17,7 +19,7 @@ class Verdict(str, Enum):
     """What a verifier says about an attack."""
 
     RESISTS = "resists"
-    """The attack never earns more than the same wrong code without it, and never voids the score."""
+    """The attack never earns more than the same wrong code without it."""
     OPEN = "open"
     """It may win here, and the reason says why."""
     NOT = "does not apply"
@@ -57,6 +59,8 @@ class Way(str, Enum):
     """Code in an editable file that hands over something else than a plain value."""
     DROP = "drop"
     """An editable path that is no plain file, or more than may be carried."""
+    BUILD = "build"
+    """An editable build program, which the rebuild step runs as root where the tests run afterwards."""
 
 
 SAME_PROCESS = "tests and candidate share a process, and code in it can change whatever the tests report"
@@ -90,6 +94,7 @@ CLAIMS: Mapping[Way, Mapping[str, Claim]] = {
         "final": is_open(SAME_PROCESS),
     },
     Way.DROP: {**dict.fromkeys(VERIFIERS, resists()), "final": is_open(END_STATE)},
+    Way.BUILD: dict.fromkeys(VERIFIERS, resists()),
 }
 
 
@@ -117,15 +122,31 @@ class Attack:
     """Claims that differ from those of its way."""
     command_s: float = 6.0
     """Wall time of each command."""
+    waits: bool = False
+    """Its gradings wait for a limit, and take no CPU to speak of: all of them at once."""
+    exclusive: bool = False
+    """It takes so much of the machine that nothing else of the corpus is tried meanwhile, and it is graded by one
+    verifier after the other."""
+    crowd: int = 0
+    """So many programs of the host for each CPU want all of it meanwhile: it works, if at all, on a full machine. Where
+    there is more than one, code that wants a CPU may truly get too little of it."""
+    slow: bool = False
+    """It takes long; only the run of everything tries it."""
 
     def claim(self, verifier: str) -> Claim:
         """Return what a verifier says about it."""
         if verifier == PLAIN:
             return is_open("nothing is done against it")
+        if verifier in UNFIT.get(self.task, {}):
+            return does_not_apply(UNFIT[self.task][verifier])
         if verifier == "reader" and verifier not in self.said and "command" in self.said:
             # Both have a program beside the candidate's code write the result.
             return self.said["command"]
         return self.said.get(verifier, CLAIMS[self.way][verifier])
+
+    def never_none(self, verifier: str) -> bool:
+        """Whether it is sworn that the attack does not void the score, be it open what else it can do: always."""
+        return verifier != PLAIN and self.claim(verifier).verdict is not Verdict.NOT
 
     def but(self, **said: Claim) -> Attack:
         """Return it with other claims."""

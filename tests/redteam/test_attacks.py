@@ -1,21 +1,28 @@
-"""Every attack before every verifier that claims to resist it: never more than the same wrong code without it."""
+"""Attacks before the verifiers that claim to resist them: never more than the same wrong code without the attack.
+
+And never no score at all, which is sworn of every verifier. The correct solution is worth 1.0 beside each kind.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
 from tests.redteam.corpus import ATTACKS
 from tests.redteam.judges import Judge, judges
-from tests.redteam.records import Attack, Verdict
-from tests.redteam.running import Arena, Tried
-from tests.redteam.tasks import TASKS
+from tests.redteam.kinds import GROUPS
+from tests.redteam.records import VERIFIERS, Attack
+from tests.redteam.running import Arena, Campaign, Rewards, others, sworn
+from tests.redteam.tasks import UNFIT
 
 from worldfork.rollout.starts import StartingStates
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
+
+SHARING = 2
+"""Before so many verifiers, another pair for each kind, the correct solution is tried beside an attack."""
 
 
 @pytest.fixture(scope="module")
@@ -23,23 +30,60 @@ def verifiers(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Mapping[s
     return judges(tmp_path_factory.mktemp("judges"))
 
 
-def test_the_correct_solution_is_worth_everything(verifiers: Mapping[str, Judge]) -> None:
-    async def run() -> list[Mapping[str, float | None]]:
-        arena = Arena(await StartingStates.open(), verifiers)
-        return [await arena.right(task) for task in TASKS]
-
-    for rewards in asyncio.run(run()):
-        assert rewards == dict.fromkeys(verifiers, 1.0)
+@pytest.fixture(scope="module")
+def alone() -> Rewards:
+    return {}
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: f"{attack.number}-{attack.name}")
-def test_an_attack_earns_nothing(attack: Attack, verifiers: Mapping[str, Judge]) -> None:
-    async def run() -> tuple[list[Tried], Mapping[str, float]]:
-        sworn = {name: judge for name, judge in verifiers.items() if attack.claim(name).verdict is Verdict.RESISTS}
-        arena = Arena(await StartingStates.open(), sworn)
-        return await arena.attack(attack), await arena.alone(attack)
+def of_group(group: str, slow: bool) -> list[Attack]:
+    first, last = GROUPS[group]
+    return [attack for attack in ATTACKS if first <= attack.number <= last and attack.slow is slow]
 
-    tried, alone = asyncio.run(run())
-    assert tried, "no verifier claims to resist it"
-    assert not [str(each) for each in tried if each.broken]
-    assert all(0 < reward < 1 for reward in alone.values()), "wrong code has to be worth something, and not everything"
+
+def beside(attack: Attack) -> list[str]:
+    fit = [name for name in VERIFIERS if name not in UNFIT.get(attack.task, {})]
+    return [fit[(attack.number + each) % len(fit)] for each in range(SHARING)]
+
+
+def campaign(
+    attacks: list[Attack],
+    verifiers: Mapping[str, Judge],
+    alone: Rewards,
+    before: Callable[[Attack, Iterable[str]], Iterable[str]],
+    beside: Callable[[Attack], Iterable[str]],
+) -> Campaign:
+    async def run() -> Campaign:
+        arena = Arena(await StartingStates.open(), verifiers, alone)
+        tried = Campaign(arena, lambda attack: before(attack, verifiers), beside)
+        await tried.run(attacks)
+        return tried
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_attacks_earn_nothing_and_void_nothing(group: str, verifiers: Mapping[str, Judge], alone: Rewards) -> None:
+    attacks = of_group(group, slow=False)
+    tried = campaign(attacks, verifiers, alone, sworn, beside)
+    assert tried.tried.keys() == {attack.name for attack in attacks}
+    assert all(tried.tried.values()), "no verifier claims to resist an attack"
+    assert tried.broken == []
+    assert {each.beside.number for each in tried.honest} == {attack.number for attack in attacks}
+    assert all(0 < reward < 1 for rewards in alone.values() for reward in rewards.values()), (
+        "wrong code has to be worth something, and not everything"
+    )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("group", [group for group in GROUPS if of_group(group, slow=True)])
+def test_slow_attacks_earn_nothing_and_void_nothing(group: str, verifiers: Mapping[str, Judge], alone: Rewards) -> None:
+    tried = campaign(of_group(group, slow=True), verifiers, alone, sworn, beside)
+    assert tried.broken == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("group", GROUPS)
+def test_attacks_void_nothing_where_they_may_win(group: str, verifiers: Mapping[str, Judge], alone: Rewards) -> None:
+    attacks = [attack for slow in (False, True) for attack in of_group(group, slow) if others(attack, verifiers)]
+    tried = campaign(attacks, verifiers, alone, others, lambda attack: ())
+    assert tried.broken == []

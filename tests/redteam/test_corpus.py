@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from tests.redteam.corpus import ATTACKS
-from tests.redteam.kinds import GROUPS, KINDS, NOT_APPLICABLE
-from tests.redteam.matrix import BEGIN, END, PAGE
-from tests.redteam.records import VERIFIERS, Attack, Verdict
+from tests.redteam.kinds import GROUPS, KINDS, NOT_APPLICABLE, OWN_KINDS
+from tests.redteam.matrix import BEGIN, END, PAGE, Made, cell, page_part
+from tests.redteam.records import PLAIN, VERIFIERS, Attack, Verdict, Way, is_open
+from tests.redteam.running import Campaign, Honest, Tried, others, sworn
 from tests.redteam.tasks import TASKS, WRONG, WRONG_CODE
 
 
@@ -25,6 +26,9 @@ def test_every_kind_has_an_attack_and_a_variant_of_our_own_or_a_reason(number: i
     if number in NOT_APPLICABLE:
         assert not of_kind
         assert len(NOT_APPLICABLE[number]) > 40
+    elif number in OWN_KINDS:
+        assert len(of_kind) > 1
+        assert all(attack.own for attack in of_kind)
     else:
         assert {attack.own for attack in of_kind} == {False, True}
 
@@ -41,6 +45,47 @@ def test_an_attack_is_well_formed(attack: Attack) -> None:
     assert attack.files.get("answer.py", WRONG_CODE) != "" or attack.wrong is not None
     assert attack.files or attack.commands
     assert set(WRONG) <= {"answer.py", "values.json"}
+
+
+WON = Attack("won", 19, "it wins", Way.CODE, {"answer.py": ""})
+
+
+def test_no_score_is_a_win_and_breaks_a_claim_of_every_verifier() -> None:
+    for name in VERIFIERS:
+        if WON.claim(name).verdict is not Verdict.NOT:
+            void = Tried(WON, name, None, 0.3)
+            assert (void.held, void.void, void.overpaid, void.broken) == (False, True, False, True)
+            assert cell(WON, name, void) == "**voids**"
+    assert not Tried(WON, PLAIN, None, 0.3).broken
+
+
+def test_more_than_the_same_wrong_code_breaks_a_claim_where_there_is_one() -> None:
+    assert Tried(WON, "split", 0.4, 0.3).broken
+    assert cell(WON, "split", Tried(WON, "split", 0.4, 0.3)) == "**broken**"
+    assert not Tried(WON, "split", 0.3, 0.3).broken
+    assert not Tried(WON, "pytest", 1.0, 0.3).broken
+    assert cell(WON, "pytest", Tried(WON, "pytest", 1.0, 0.3)) == "**wins** 1.00"
+
+
+def test_what_is_broken_is_told_and_counted() -> None:
+    void = Tried(WON, "pytest", None, 0.3, "overload: no CPU")
+    poor = Honest(WON, {"split": 0.5}, {})
+    campaign = Campaign(None, sworn, lambda attack: ())  # type: ignore[arg-type]
+    campaign.tried, campaign.honest = {"won": [void]}, [poor, Honest(WON, {"split": 1.0}, {})]
+    assert campaign.broken == [str(void), str(poor)]
+    page = page_part(Made({"won": {"pytest": void}}, [poor], campaign.broken, {}))
+    assert "| sworn: never without a score | 1 |\n| of these broken | 1 |" in page
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+def test_every_verifier_that_an_attack_meets_is_tried(attack: Attack) -> None:
+    met = [name for name in VERIFIERS if attack.claim(name).verdict is not Verdict.NOT]
+    assert sorted([*sworn(attack, VERIFIERS), *others(attack, VERIFIERS)]) == sorted(met)
+    assert all(attack.never_none(name) for name in met)
+
+
+def test_what_is_sworn_of_a_score_holds_where_winning_is_open() -> None:
+    assert WON.but(pytest=is_open("it shares a process")).never_none("pytest")
 
 
 def test_the_page_has_the_matrix_of_this_corpus() -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import select
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from tests import leaks
+
+from worldfork.core.ids import new_id
 
 
 def left(before: leaks.Look, home: Path) -> list[str]:
@@ -98,18 +103,122 @@ def test_shared_memory_is_named(tmp_path: Path) -> None:
         planted.unlink()
 
 
-@pytest.mark.root
-def test_an_empty_cgroup_is_named(tmp_path: Path) -> None:
-    roots = [root for kind, root in leaks._cgroup_roots() if os.access(root, os.W_OK)]
+def test_what_others_share_in_memory_is_not(tmp_path: Path) -> None:
+    before = leaks.look(tmp_path)
+    planted = Path("/dev/shm/worldfork-of-somebody-else")
+    planted.touch()
+    try:
+        assert left(before, tmp_path) == []
+    finally:
+        planted.unlink()
+
+
+def test_a_grandchild_is_known_by_its_mark(tmp_path: Path) -> None:
+    before = leaks.look(tmp_path)
+    with orphaned(os.environ) as orphan:
+        assert any(f"processes: {orphan} " in line and "mark" in line for line in left(before, tmp_path))
+
+
+def test_a_process_of_another_run_is_not_named(tmp_path: Path) -> None:
+    before = leaks.look(tmp_path)
+    with orphaned({**os.environ, leaks.MARK_NAME: "1-1"}) as orphan:
+        assert not [line for line in left(before, tmp_path) if str(orphan) in line]
+
+
+@contextlib.contextmanager
+def orphaned(environment: Mapping[str, str]) -> Iterator[int]:
+    """Start a process whose parent is gone."""
+    program = (
+        "import os, sys\nif os.fork(): os._exit(0)\nos.setsid()\nprint(os.getpid(), flush=True); sys.stdin.read()\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+    )
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    with parent.stdin, parent.stdout:
+        orphan = int(parent.stdout.readline())
+        parent.wait()
+        gone = os.pidfd_open(orphan)
+        yield orphan
+    select.select([gone], [], [], 5)
+    os.close(gone)
+
+
+@pytest.fixture
+def hierarchy() -> Path:
+    roots = [root for _, root in leaks._cgroup_roots() if os.access(root, os.W_OK)]
     if not roots:
         pytest.skip("no cgroup hierarchy is writable")
-    before = leaks.look(tmp_path)
-    planted = roots[-1] / f"worldfork-test-{os.getpid()}"
+    return roots[-1]
+
+
+@contextlib.contextmanager
+def planted_group(hierarchy: Path, sandbox_id: str) -> Iterator[Path]:
+    planted = hierarchy / f"worldfork-{sandbox_id}"
     planted.mkdir()
     try:
-        assert left(before, tmp_path) == [f"cgroups: {planted} (0 processes)"]
+        yield planted
     finally:
         planted.rmdir()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("room", ["run", "locks"])
+def test_an_empty_cgroup_of_a_sandbox_of_this_home_is_named(tmp_path: Path, hierarchy: Path, room: str) -> None:
+    sandbox_id = new_id("sb")
+    (tmp_path / room / sandbox_id).mkdir(parents=True)
+    before = leaks.look(tmp_path)
+    # It is gone from the home by the time that its group is seen.
+    (tmp_path / room / sandbox_id).rmdir()
+    with planted_group(hierarchy, sandbox_id) as planted:
+        assert left(before, tmp_path) == [f"cgroups: {planted} (0 processes)"]
+
+
+@pytest.mark.root
+def test_an_empty_cgroup_of_nobody_is_named_if_it_stays(
+    tmp_path: Path, hierarchy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = leaks.look(tmp_path)
+    with planted_group(hierarchy, new_id("sb")) as planted:
+        assert left(before, tmp_path) == []
+        monkeypatch.setattr(leaks, "DOUBT_S", 0.01)
+        assert f"cgroups: nobody knows whose: {planted} (0 processes)" in left(before, tmp_path)
+
+
+@pytest.mark.root
+def test_a_cgroup_of_another_home_is_not_named(
+    tmp_path: Path, hierarchy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox_id = new_id("sb")
+    (tmp_path / "worldfork-home-other" / "run" / sandbox_id).mkdir(parents=True)
+    home = tmp_path / "worldfork-home-own"
+    before = leaks.look(home)
+    monkeypatch.setattr(leaks, "DOUBT_S", 0.01)
+    with planted_group(hierarchy, sandbox_id):
+        assert not [line for line in left(before, home) if sandbox_id in line]
+
+
+@pytest.mark.root
+def test_a_cgroup_with_processes_of_others_is_not_named(tmp_path: Path, hierarchy: Path) -> None:
+    before = leaks.look(tmp_path)
+    with (
+        planted_group(hierarchy, new_id("sb")) as planted,
+        orphaned({**os.environ, leaks.MARK_NAME: "1-1"}) as orphan,
+    ):
+        (planted / "cgroup.procs").write_text(str(orphan))
+        named = left(before, tmp_path)
+        assert not [line for line in named if not line.startswith("descriptors")]
+        (hierarchy / "cgroup.procs").write_text(str(orphan))
+
+
+@pytest.mark.root
+def test_a_cgroup_with_a_process_of_this_run_is_named(tmp_path: Path, hierarchy: Path) -> None:
+    before = leaks.look(tmp_path)
+    with planted_group(hierarchy, new_id("sb")) as planted, orphaned(os.environ) as orphan:
+        (planted / "cgroup.procs").write_text(str(orphan))
+        assert f"cgroups: {planted} (1 processes)" in left(before, tmp_path)
+        (hierarchy / "cgroup.procs").write_text(str(orphan))
 
 
 @pytest.mark.root
@@ -122,7 +231,16 @@ def test_a_mount_is_named(tmp_path: Path) -> None:
 
 def test_a_removed_cgroup_that_the_kernel_keeps_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaks, "ALONE", True)
+    monkeypatch.setattr(leaks, "_others", lambda ours: False)
     before = leaks.look(tmp_path)
     grown = {name: count + 100 for name, count in before.dying_cgroups.items()} | {"planted": 100}
     lines = leaks.differences(before, leaks.Look(**{**vars(before), "dying_cgroups": grown}))
-    assert any("100 more removed ones in planted" in line for line in lines)
+    assert any("100 more removed ones in planted" in line for line in lines) is bool(before.dying_cgroups)
+
+
+def test_removed_cgroups_are_not_counted_where_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaks, "ALONE", True)
+    monkeypatch.setattr(leaks, "_others", lambda ours: True)
+    before = leaks.look(tmp_path)
+    assert before.dying_cgroups == {}
+    assert leaks.differences(before, leaks.Look(**{**vars(before), "dying_cgroups": {"planted": 100}})) == []

@@ -66,6 +66,16 @@ FRAMES = (
                 except OSError:
                     pass
         """),
+    _frames("frames_without_end", "small frames without end, to whoever has to read them", """\
+        import os, struct
+        flood = b"".join(struct.pack("<I", 9) + kind + bytes(8) for kind in (b"R", b"V", b"J", b"K")) * 64
+        while True:
+            for number in range(3, 16):
+                try:
+                    os.write(number, flood)
+                except OSError:
+                    pass
+        """),
     _frames("answers_twice", "two processes go on answering", "import os", """\
         def middle(values):
             if len(values) == 4:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.redteam.payloads import code, python
 from tests.redteam.records import Attack, Way, resists
-from tests.redteam.tasks import LIMITS, WRONG
+from tests.redteam.tasks import WRONG
 
 BOUNDED = resists("limits hold in the verifier's fork too, and what breaks there has not passed")
 
@@ -46,11 +48,22 @@ BOMBS = (
     _code("tests_take_memory", 47, "the candidate takes all memory while tests run", MEMORY),
     _code("tests_fill_disk", 47, "the candidate fills the disk while tests run", DISK),
     _code("tests_never_end", 47, "the candidate never ends", "while True:\n    pass\n", own=True),
+    replace(
+        _code(
+            "tests_sleep",
+            47,
+            "the candidate sleeps, and its children outlive the limit",
+            "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(10000)\ntime.sleep(10000)\n",
+            own=True,
+        ),
+        task="hurried",
+        waits=True,
+    ),
     _code(
-        "tests_sleep",
+        "tests_make_files",
         47,
-        "the candidate sleeps, and its children outlive the limit",
-        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(10000)\ntime.sleep(10000)\n",
+        "the candidate makes files until none can be made while tests run",
+        INODES.replace("/workspace/many", "/workspace/more"),
         own=True,
     ),
     _code(
@@ -59,80 +72,6 @@ BOMBS = (
         "the candidate writes without end to every stream",
         "import os\nwhile True:\n    for number in range(1, 16):\n        try:\n"
         "            os.write(number, b'x' * 65536)\n        except OSError:\n            pass\n",
-        own=True,
-    ),
-)
-
-STARVES = """\
-import os, signal, time
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-began = time.monotonic()
-for _ in range(40):
-    if os.fork() == 0:
-        while time.monotonic() - began < {until}:
-            pass
-        os._exit(0)
-while time.monotonic() - began < {until}:
-    pass
-time.sleep(1000)
-"""
-"""Its own children take the CPU that it waits for, and are gone, and counted nowhere, when somebody looks."""
-
-STARVING = (
-    _code(
-        "starves_itself",
-        53,
-        "the candidate takes the CPU from its own tests, by children that are gone at the limit",
-        STARVES.format(until=LIMITS.grade_wall_s - 0.7),
-        own=True,
-    ),
-    _code(
-        "says_it_was_starved",
-        53,
-        "the candidate has the report say that its tests waited for a CPU, and sleeps",
-        """\
-        import itertools, sys, time
-        ahead = itertools.count()
-        time.perf_counter = lambda: next(ahead) * 1e4
-        sys.modules["__main__"].waited_s = lambda: next(ahead) * 1e4
-        time.sleep(4)
-        """,
-        own=True,
-    ),
-    _code(
-        "leaves_the_cpu_to_others",
-        53,
-        "the candidate lowers its own priority and never ends: on a full machine it gets no CPU",
-        """\
-        import os
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        os.nice(19)
-        while True:
-            pass
-        """,
-        own=True,
-    ),
-    _code(
-        "starves_by_many",
-        53,
-        "the same by children that live for an instant each",
-        f"""\
-        import os, signal, time
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        ends = time.monotonic() + {LIMITS.grade_wall_s - 0.7}
-        for _ in range(20):
-            if os.fork() == 0:
-                while time.monotonic() < ends:
-                    if os.fork() == 0:
-                        until = time.monotonic() + 0.05
-                        while time.monotonic() < until:
-                            pass
-                        os._exit(0)
-                os._exit(0)
-        while time.monotonic() < ends:
-            pass
-        time.sleep(1000)
-        """,
         own=True,
     ),
 )
@@ -293,4 +232,4 @@ VOIDING = (
     ),
 )
 
-ATTACKS = (*BOMBS, *STARVING, *CARRYING, *RIGHTS, *FIRST, *MACHINE, *VOIDING)
+ATTACKS = (*BOMBS, *CARRYING, *RIGHTS, *FIRST, *MACHINE, *VOIDING)
