@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from worldfork.core.errors import VerifierError
 from worldfork.lineage.asynchronous import AsyncSandbox
@@ -52,6 +52,13 @@ class Start(Protocol):
             seed: WORLDFORK_SEED inside; by default it follows from task and index alone.
             grading: for a verifier: mounts that are not declared for grading are absent.
             snapshot_id: another state to start from, such as the end of a rollout, with the same limits.
+        """
+        ...
+
+    def stilled(self, sandbox: AsyncSandbox) -> AbstractAsyncContextManager[str]:
+        """End a fork from outside, with every process in it; give the id of what it left on its disk.
+
+        That state is for starting other forks from, and goes with the block.
         """
         ...
 
@@ -106,6 +113,8 @@ class Grade:
     """Wall time of the rest."""
     notes: tuple[str, ...] = ()
     """For people: what kept the reward down, at most a few lines."""
+    judged_by: str = ""
+    """The id of the verifier that judged, where whoever was asked chose among several."""
 
 
 class Verifier(Protocol):
@@ -148,6 +157,21 @@ def gradings_of(verifier: Verifier) -> int:
     """Return how many gradings a verifier does for one case, one after the other: its `gradings`, else 1."""
     count = getattr(verifier, "gradings", 1)
     return count if isinstance(count, int) and count > 0 else 1
+
+
+@runtime_checkable
+class _ReadsMany(Protocol):
+    def read(self, paths: Sequence[str]) -> list[bytes]: ...
+
+
+def contents_of(originals: Mapping[str, bytes], paths: Sequence[str]) -> dict[str, bytes]:
+    """Return some of a starting state's editable files: path -> content. Takes disk.
+
+    They are read together where the mapping can do that; each reading opens the starting state anew.
+    """
+    if isinstance(originals, _ReadsMany):
+        return dict(zip(paths, originals.read(paths), strict=True))
+    return {path: originals[path] for path in paths}
 
 
 def checked_reward(value: Any, what: str) -> float:

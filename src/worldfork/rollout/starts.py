@@ -11,6 +11,7 @@ from typing import Self
 
 from worldfork.core.errors import SandboxError
 from worldfork.core.ids import content_id
+from worldfork.core.recent import Recent
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.mounts import check_mounts
 from worldfork.lineage.place import Place, place
@@ -23,8 +24,8 @@ from worldfork.records.snapshot import SnapshotRecord
 from worldfork.records.task import Task
 from worldfork.reward.places import TASK_DIRECTORY, inside_task
 from worldfork.rollout.answers import check_tests, gather_solution, gather_tests, patched
+from worldfork.rollout.leftovers import end_label, let_go
 from worldfork.rollout.reading import Originals, find_editable, read_paths
-from worldfork.rollout.recent import Recent
 from worldfork.worlds.recipe import build_world, ground_of
 from worldfork.worlds.world import async_world
 
@@ -33,6 +34,9 @@ _FORMAT = "2"
 
 KEPT_BYTES = 128 << 20
 """Of starting states that no rollout holds; what was read longest ago is read again when it is asked for."""
+
+_EACH_BYTES = 150
+"""What a path or a content takes beside its characters."""
 
 
 class StartingState:
@@ -60,7 +64,8 @@ class StartingState:
     def size_bytes(self) -> int:
         """Of what is kept in memory: tests, reference, and the paths of editable files."""
         files = (*self.tests.values(), *(file.content for file in self.solution.files.values()))
-        return sum(map(len, files)) + sum(map(len, (*self.tests, *self.originals)))
+        paths = (*self.tests, *self.originals)
+        return sum(map(len, files)) + sum(map(len, paths)) + _EACH_BYTES * (len(files) + len(paths))
 
     @contextlib.asynccontextmanager
     async def fork(
@@ -69,6 +74,28 @@ class StartingState:
         """Start one sandbox as `open` does; it ends with the block."""
         async with await self.open(index, seed=seed, grading=grading, snapshot_id=snapshot_id) as sandbox:
             yield sandbox
+
+    @contextlib.asynccontextmanager
+    async def stilled(self, sandbox: AsyncSandbox) -> AsyncIterator[str]:
+        """End a fork with every process in it; give the id of what it left on its disk, which goes with the block.
+
+        Raises:
+            SandboxDied: it did not live to be stopped. OutOfSpace: it was ended for its disk, or the host is full.
+            SandboxError, StoreError, ForkError: it could not be stopped.
+        """
+        stop_s = self._task.limits.stop_wall_s
+        try:
+            end = await sandbox.checkpoint(timeout=stop_s, stop=True, level="volatile", label=end_label())
+        except TimeoutError:
+            raise SandboxError(
+                f"ending a sandbox took more than {stop_s:g} s",
+                remedy="run fewer rollouts at once, or raise the task's stop_wall_s",
+                kind=FailureKind.LIMIT,
+            ) from None
+        try:
+            yield end.snapshot_id
+        finally:
+            await asyncio.shield(let_go([end.snapshot_id]))
 
     async def open(
         self,
@@ -128,6 +155,11 @@ class StartingStates:
         """
         return cls(await asyncio.get_running_loop().run_in_executor(None, place), world)
 
+    @property
+    def world_id(self) -> str | None:
+        """The snapshot that tasks stand on which name no origin of their own; None where the default world is."""
+        return None if self._world is None else self._world.snapshot_id
+
     async def get(self, task: Task) -> StartingState:
         """Return the task's starting state, made now if this home does not have it.
 
@@ -142,10 +174,14 @@ class StartingStates:
         """
         key = task.task_hash
         async with self._turns.setdefault(key, asyncio.Lock()):
-            state = self._made.get(key)
-            if state is None:
-                state = await self._make(task)
-                self._made.put(key, state, state.size_bytes)
+            try:
+                state = self._made.get(key)
+                if state is None:
+                    state = await self._make(task)
+                    self._made.put(key, state, state.size_bytes)
+            finally:
+                # Whoever waits has it already, and who comes later finds the state.
+                self._turns.pop(key, None)
         return state
 
     async def _make(self, task: Task) -> StartingState:

@@ -92,3 +92,13 @@ def test_what_nobody_found_out_yet_is_left_alone(tmp_path: Path) -> None:
 
 def test_some_test_always_counts() -> None:
     assert FOUND.without(FOUND.expected) == FOUND
+
+
+def test_long_runs_keep_no_more_in_memory_than_there_is_room_for(tmp_path: Path) -> None:
+    make, store = Maker(), CalibrationStore(tmp_path, most_bytes=1000)
+    for number in range(20):
+        asyncio.run(ask(store, make, f"sn-{number}"))
+    assert 0 < len(store._held) < 10
+    assert not store._turns
+    assert asyncio.run(ask(store, make, "sn-0")) == FOUND
+    assert make.calls == 20

@@ -30,14 +30,15 @@ from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.blame import overload
 from worldfork.reward.calibration import Calibration
-from worldfork.reward.laying import lay_edits, lay_tests
+from worldfork.reward.laying import lay_tests
 from worldfork.reward.places import inside_task
+from worldfork.reward.preparing import build
+from worldfork.reward.report import Report
 from worldfork.reward.scoring import score_tests
 from worldfork.reward.split.frames import program_digest
 from worldfork.reward.split.plan import plan_text, stub_files
 from worldfork.reward.split.proof import MAX_WHY_CHARACTERS, Proof, ProofStore, learn_modules
 from worldfork.reward.split.trial import SplitTrial, run_split
-from worldfork.reward.startup import admit
 from worldfork.reward.verifier import FRESH, Case, Grade, Start
 
 
@@ -72,8 +73,13 @@ class SplitVerifier:
         """Never."""
         return False
 
-    async def prove(self, task: Task, start: Start) -> Proof:
+    async def prove(self, task: Task, start: Start, *, again: bool = False) -> Proof:
         """Return whether the task's tests can be split, found out with its reference the first time, and kept.
+
+        Args:
+            task: whose tests.
+            start: its starting state.
+            again: whether to try once more where it was found that they cannot, by running them.
 
         Raises:
             VerifierError: the reference could not be judged at all. SandboxError, StoreError, ForkError: a fork could
@@ -85,7 +91,10 @@ class SplitVerifier:
             # What failed once by chance would be kept, and the task judged by less than it can be.
             return await self._prove(task, start) if proof.tried and not proof.capable else proof
 
-        return await self._proofs.get_or_make(task.task_hash, start.snapshot_id, make)
+        def missed(proof: Proof) -> bool:
+            return again and proof.tried and not proof.capable
+
+        return await self._proofs.get_or_make(task.task_hash, start.snapshot_id, make, missed)
 
     async def grade(self, case: Case) -> Grade:
         """Say what a final state is worth.
@@ -173,14 +182,16 @@ class SplitVerifier:
     async def _try_out(
         self, task: Task, start: Start, edits: Edits, proof: Proof, *, index: int = 0, learning: bool = False
     ) -> tuple[SplitTrial, str]:
-        admitted, notes = admit(task, edits, start.tests)
         plan = plan_text(proof.modules, None if learning else proof.shapes)
         async with start.fork(index, grading=True) as tests, start.fork(index, grading=True) as candidate:
-            await lay_edits(candidate, admitted)
-            await _lay_stubs(tests, proof)
-            await lay_tests(tests, task, start.tests)
-            trial = await run_split(tests, candidate, task, plan, start.tests, self._clock)
-            return replace(trial, notes=(*notes, *trial.notes)), tests.sandbox_id
+            async with build(candidate, task, start, edits) as built:
+                if built.broken is not None:
+                    nothing = SplitTrial(Report(ready=True), built.broken.end, 0.0, 0.0, False, notes=built.notes)
+                    return nothing, tests.sandbox_id
+                await _lay_stubs(tests, proof)
+                await lay_tests(tests, task, start.tests)
+                trial = await run_split(tests, built.sandbox, task, plan, start.tests, self._clock)
+                return replace(trial, notes=(*built.notes, *trial.notes)), tests.sandbox_id
 
 
 async def _lay_stubs(tests: AsyncSandbox, proof: Proof) -> None:

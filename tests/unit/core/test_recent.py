@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from worldfork.rollout.recent import Recent
+from worldfork.core.recent import Recent
 
 
 def test_what_was_used_longest_ago_goes() -> None:

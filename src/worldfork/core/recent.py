@@ -1,4 +1,4 @@
-"""What was read last, within a bound of bytes: long runs over many tasks keep no more than that."""
+"""What was used last, within a bound of bytes: long runs over many tasks keep no more than that."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ class Recent(Generic[Value]):
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
+        self._held_bytes = 0
         self._held: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
         self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._held)
 
     def get(self, key: Hashable) -> Value | None:
         """Return the value of a key, if it is still there."""
@@ -29,7 +33,7 @@ class Recent(Generic[Value]):
     def put(self, key: Hashable, value: Value, size_bytes: int) -> None:
         """Keep a value. The newest is kept however large it is."""
         with self._lock:
-            self._held.pop(key, None)
+            self._held_bytes += size_bytes - self._held.pop(key, (None, 0))[1]
             self._held[key] = (value, size_bytes)
-            while len(self._held) > 1 and sum(size for _, size in self._held.values()) > self._most_bytes:
-                self._held.popitem(last=False)
+            while len(self._held) > 1 and self._held_bytes > self._most_bytes:
+                self._held_bytes -= self._held.popitem(last=False)[1][1]
