@@ -15,7 +15,7 @@ from worldfork.records.task_limits import TaskLimits
 from worldfork.reward.assertions import FilesSpec
 from worldfork.reward.command_verifier import CommandVerifier
 from worldfork.reward.files_verifier import FilesVerifier
-from worldfork.reward.judging import JudgeSpec
+from worldfork.reward.judge_program import JudgeSpec
 from worldfork.reward.verifier import Case, Grade
 from worldfork.rollout.starts import StartingState, StartingStates
 

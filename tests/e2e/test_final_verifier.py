@@ -15,7 +15,7 @@ from worldfork.records.task import Task
 from worldfork.records.task_limits import TaskLimits
 from worldfork.reward.calibration import CalibrationStore
 from worldfork.reward.final_verifier import BROKEN, NOT_READY, FinalSpec, FinalVerifier
-from worldfork.reward.judging import JudgeSpec
+from worldfork.reward.judge_program import JudgeSpec
 from worldfork.reward.verifier import FINAL, Case, Grade
 from worldfork.rollout.starts import StartingStates
 

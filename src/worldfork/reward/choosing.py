@@ -13,7 +13,7 @@ from worldfork.reward.calibration import CalibrationStore
 from worldfork.reward.command_verifier import CommandVerifier
 from worldfork.reward.files_verifier import FilesVerifier
 from worldfork.reward.final_verifier import FinalVerifier, final_spec
-from worldfork.reward.judging import JudgeSpec
+from worldfork.reward.judge_program import JudgeSpec
 from worldfork.reward.pytest_verifier import PytestVerifier
 from worldfork.reward.score_verifier import Part, ScoreFunction, ScoreVerifier, WeightedVerifier, named_function
 from worldfork.reward.split.automatic import AutomaticVerifier

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import errno
 import math
 import resource
 from pathlib import PurePosixPath
 
-from worldfork.core.errors import ConfigError, PathError
+from worldfork.core.errors import ConfigError
+from worldfork.core.threads import in_thread
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.task import Task
 from worldfork.reward.arguments import TEST_ENV
 from worldfork.reward.blame import run_watched
-from worldfork.reward.places import TASK_DIRECTORY, inside_task
+from worldfork.reward.left_file import clear_file, read_left
+from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.readers import read_junit, read_tap
 from worldfork.reward.report import Report
 from worldfork.sandbox.command import CommandResult
-
-_READ_S = 30.0
 
 
 def pytest_arguments(task: Task) -> tuple[str, ...] | None:
@@ -65,7 +63,7 @@ async def run_command_tests(sandbox: AsyncSandbox, task: Task, max_bytes: int) -
     program, *args = task.test_command
     path = task.reader.partition(":")[2]
     if path:
-        await _clear(sandbox, path)
+        await clear_file(sandbox, path)
     cpu_s = math.ceil(task.limits.grade_cpu_s)
     result, waited_s = await run_watched(
         sandbox,
@@ -77,31 +75,7 @@ async def run_command_tests(sandbox: AsyncSandbox, task: Task, max_bytes: int) -
         max_output_bytes=max_bytes,
         rlimits=((resource.RLIMIT_CPU, cpu_s, cpu_s + 1), (resource.RLIMIT_CORE, 0, 0)),
     )
+    # In a thread: what code under test wrote may take seconds to read.
     if not path:
-        return result, read_tap(result.stdout_bytes), waited_s
-    return result, read_junit(await _results(sandbox, path, max_bytes)), waited_s
-
-
-async def _clear(sandbox: AsyncSandbox, path: str) -> None:
-    try:
-        await sandbox.delete_file(_full(path), recursive=True)
-    except PathError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-            raise
-
-
-async def _results(sandbox: AsyncSandbox, path: str, max_bytes: int) -> bytes:
-    """Return the content of a regular file of at most so many bytes, and nothing for anything else."""
-    try:
-        async with asyncio.timeout(_READ_S):
-            facts = await sandbox.stat_file(_full(path), follow_links=False)
-            if facts.kind != "f" or (facts.size or 0) > max_bytes:
-                return b""
-            return await sandbox.read_file(_full(path), max_bytes=max_bytes)
-    except (PathError, TimeoutError):
-        # It is absent, too large, or was changed while it was read: that is no result.
-        return b""
-
-
-def _full(path: str) -> str:
-    return path if path.startswith("/") else inside_task(path)
+        return result, await in_thread(read_tap, result.stdout_bytes), waited_s
+    return result, await in_thread(read_junit, await read_left(sandbox, path, max_bytes)), waited_s

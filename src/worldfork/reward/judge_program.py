@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import errno
 import math
 import resource
 from dataclasses import dataclass, field
 
-from worldfork.core.errors import ConfigError, OutOfSpace, PathError, SandboxDied, VerifierError
+from worldfork.core.errors import ConfigError, OutOfSpace, SandboxDied, VerifierError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.checked import checked_strings
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.blame import check_host, is_starved, overload, run_watched
-from worldfork.reward.places import TASK_DIRECTORY, inside_task
+from worldfork.reward.left_file import clear_file, read_left
+from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.rewards_file import MAX_REWARD_BYTES, read_reward
 from worldfork.sandbox.command import CommandResult, Reason
 
@@ -26,7 +25,6 @@ STDOUT = "stdout"
 FILE = "file:"
 
 _MAX_OUTPUT_BYTES = 1 << 20
-_READ_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -73,13 +71,13 @@ async def judge(sandbox: AsyncSandbox, task: Task, spec: JudgeSpec, key: str) ->
     path = spec.answer.removeprefix(FILE) if spec.answer.startswith(FILE) else ""
     try:
         if path:
-            await _clear(sandbox, path)
+            await clear_file(sandbox, path)
         result = await _run(sandbox, task, spec, key)
         if spec.answer == EXIT:
             reward = 1.0 if result.ok else 0.0
             notes = () if result.ok else _words(result)
             return Judgement(reward, result.reason.value, result.cpu_s, notes=notes)
-        data = await _file(sandbox, path) if path else result.stdout_bytes
+        data = await read_left(sandbox, path, MAX_REWARD_BYTES) if path else result.stdout_bytes
     except (SandboxDied, OutOfSpace) as error:
         if isinstance(error, OutOfSpace) and error.scope != "sandbox":
             raise
@@ -116,30 +114,6 @@ async def _run(sandbox: AsyncSandbox, task: Task, spec: JudgeSpec, key: str) -> 
     if is_starved(result, waited_s):
         raise overload(task)
     return result
-
-
-async def _clear(sandbox: AsyncSandbox, path: str) -> None:
-    try:
-        await sandbox.delete_file(_full(path), recursive=True)
-    except PathError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-            raise
-
-
-async def _file(sandbox: AsyncSandbox, path: str) -> bytes:
-    """Return a regular file's content, or nothing for what is none or longer than any reward."""
-    try:
-        async with asyncio.timeout(_READ_S):
-            facts = await sandbox.stat_file(_full(path), follow_links=False)
-            if facts.kind != "f" or (facts.size or 0) > MAX_REWARD_BYTES:
-                return b""
-            return await sandbox.read_file(_full(path), max_bytes=MAX_REWARD_BYTES)
-    except (PathError, TimeoutError):
-        return b""
-
-
-def _full(path: str) -> str:
-    return path if path.startswith("/") else inside_task(path)
 
 
 def _words(result: CommandResult) -> tuple[str, ...]:
