@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from worldfork.core.errors import ConfigError, SandboxError
+from worldfork.core.errors import ConfigError, NotFound, SandboxError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.edits import EditedFile
 from worldfork.records.episode import FailureKind
@@ -312,3 +312,35 @@ def test_commands_and_removals_shape_a_world_over_a_directory(tmp_path: Path) ->
         asyncio.run(act(WorldSource(there, without=("absent",))))
     with pytest.raises(SandboxError, match="no way"):
         asyncio.run(act(WorldSource(there, commands=(("sh", "-c", "echo no way; exit 1"),))))
+
+
+def test_what_a_fork_left_on_its_disk_goes_on_without_anything_that_ran_in_it() -> None:
+    async def act() -> None:
+        state = await (await StartingStates.open()).get(task(await ground()))
+        async with state.fork(grading=True) as sandbox:
+            # Whatever there is inside that could end processes is in the hands of what runs there.
+            await sandbox.sh(
+                "rm /bin/sh; (trap '' TERM INT HUP; while :; do sleep 1; done) >/dev/null 2>&1 & echo 1 > left"
+            )
+            async with state.stilled(sandbox) as snapshot_id:
+                async with state.fork(grading=True, snapshot_id=snapshot_id) as after:
+                    assert await after.read_file("/workspace/left") == b"1\n"
+                    names = [each.name for each in (await after.list_directory("/proc")).entries]
+                    assert [name for name in names if name.isdigit() and name != "1"] == []
+                    assert after.seed == sandbox.seed
+        with pytest.raises(NotFound):
+            await AsyncSandbox.get_snapshot(snapshot_id)
+
+    asyncio.run(act())
+
+
+def test_a_fork_that_died_leaves_nothing_to_go_on_with() -> None:
+    async def act() -> None:
+        state = await (await StartingStates.open()).get(task(await ground()))
+        async with state.fork(grading=True) as sandbox:
+            await sandbox.terminate()
+            with pytest.raises(SandboxError):
+                async with state.stilled(sandbox):
+                    raise AssertionError
+
+    asyncio.run(act())

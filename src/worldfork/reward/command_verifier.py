@@ -16,8 +16,8 @@ from worldfork.core.ids import content_id
 from worldfork.records.edits import Edits
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
-from worldfork.reward.judging import Judgement, JudgeSpec, judge
-from worldfork.reward.preparing import BROKEN, BUILD_FAILED, judged_or_none, prepare
+from worldfork.reward.judge_program import Judgement, JudgeSpec, judge
+from worldfork.reward.preparing import BROKEN, judged_or_none, prepare
 from worldfork.reward.verifier import FRESH, Case, Grade, Start
 
 COMMAND_FORMAT = 1
@@ -97,7 +97,8 @@ class CommandVerifier:
 
     async def _ask(self, task: Task, start: Start, edits: Edits, key: str, index: int) -> tuple[Judgement, str]:
         async with start.fork(index, grading=True) as sandbox:
-            prepared = await prepare(sandbox, task, start.tests, edits)
-            if prepared.broken is not None:
-                return Judgement(0.0, BUILD_FAILED, prepared.broken.cpu_s), sandbox.sandbox_id
-            return await judge(sandbox, task, self._spec, key), sandbox.sandbox_id
+            async with prepare(sandbox, task, start, edits) as prepared:
+                broken = prepared.broken
+                if broken is not None:
+                    return Judgement(0.0, broken.end, broken.cpu_s), sandbox.sandbox_id
+                return await judge(prepared.sandbox, task, self._spec, key), sandbox.sandbox_id

@@ -13,6 +13,7 @@ from functools import partial
 
 from worldfork.core.clock import Clock, SystemClock
 from worldfork.core.ids import content_id
+from worldfork.core.recent import Recent
 from worldfork.keeping.browse import browsing
 from worldfork.keeping.with_ids import with_ids
 from worldfork.lineage.place import place
@@ -20,11 +21,14 @@ from worldfork.records.task import Task
 from worldfork.reward.assertions import FileCheck, FilesSpec, check_files, text_of
 from worldfork.reward.calibration import Calibration
 from worldfork.reward.matching import matches
-from worldfork.reward.scoring import score_tests
+from worldfork.reward.scoring import check_teaches, score_tests
 from worldfork.reward.verifier import FINAL, Case, Grade
 from worldfork.store.store import Store
 
 FILES_FORMAT = 1
+
+KEPT_BYTES = 1 << 20
+"""Of names of checks that starting states pass; what was used longest ago is looked at again."""
 
 
 class FilesVerifier:
@@ -33,7 +37,7 @@ class FilesVerifier:
     def __init__(self, spec: FilesSpec, clock: Clock | None = None) -> None:
         self._spec = spec
         self._clock = clock or SystemClock()
-        self._untouched: dict[str, frozenset[str]] = {}
+        self._untouched: Recent[frozenset[str]] = Recent(KEPT_BYTES)
 
     @property
     def verifier_id(self) -> str:
@@ -54,7 +58,8 @@ class FilesVerifier:
         """Say what a final state is worth: the weight of what is true of it.
 
         Raises:
-            StoreError, OutOfSpace: a layer cannot be read. NotFound: the state is gone.
+            VerifierError: the starting state passes every check. StoreError, OutOfSpace: a layer cannot be read.
+            NotFound: the state is gone.
         """
         if case.end_snapshot_id is None:
             return await self.grade_nothing(case)
@@ -88,10 +93,12 @@ class FilesVerifier:
 
     async def _calibration(self, task: Task, snapshot_id: str) -> Calibration:
         names = frozenset(check.name for check in self._spec.checks)
-        if snapshot_id not in self._untouched:
-            self._untouched[snapshot_id] = names - (await self._failures(snapshot_id)).keys()
-        untouched = tuple(sorted(self._untouched[snapshot_id]))
-        return Calibration(task.task_hash, snapshot_id, tuple(sorted(names)), untouched, (), 0.0)
+        known = self._untouched.get(snapshot_id)
+        if known is None:
+            known = names - (await self._failures(snapshot_id)).keys()
+            self._untouched.put(snapshot_id, known, sum(map(len, known)) + len(snapshot_id))
+        untouched = tuple(sorted(known))
+        return check_teaches(task, Calibration(task.task_hash, snapshot_id, tuple(sorted(names)), untouched, (), 0.0))
 
     async def _failures(self, snapshot_id: str) -> dict[str, str]:
         """Return what is not true of a state: name of a check -> why."""

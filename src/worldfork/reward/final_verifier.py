@@ -18,21 +18,21 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from worldfork.core.clock import Clock, SystemClock
-from worldfork.core.errors import ConfigError, LaunchFailed, OutOfSpace, PathError, SandboxDied, VerifierError
+from worldfork.core.errors import ConfigError, LaunchFailed, OutOfSpace, SandboxDied, VerifierError, WorldforkError
 from worldfork.core.ids import content_id
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.checked import checked_seconds, checked_strings
 from worldfork.records.edits import Edits
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
-from worldfork.reward.blame import STARVED_SHARE, Looks, check_host, look_until, overload
+from worldfork.reward.blame import Looks, check_host, is_most, look_until, overload
 from worldfork.reward.calibration import Calibration, CalibrationStore
-from worldfork.reward.judging import Judgement, JudgeSpec, judge
+from worldfork.reward.judge_program import Judgement, JudgeSpec, judge
 from worldfork.reward.laying import lay_tests
 from worldfork.reward.places import TASK_DIRECTORY
-from worldfork.reward.preparing import BROKEN, HOST_ERRNOS, build
+from worldfork.reward.preparing import BROKEN, build, is_in_doubt
 from worldfork.reward.report import Report
-from worldfork.reward.scoring import score_tests
+from worldfork.reward.scoring import check_teaches, score_tests
 from worldfork.reward.trial import Trial, run_tests
 from worldfork.reward.verifier import FINAL, Case, Grade, Start
 
@@ -58,7 +58,7 @@ class FinalSpec:
     ready: tuple[str, ...] = ()
     """A command that ends with 0 once they are up; asked again and again."""
     ready_wall_s: float = 60.0
-    """Services that are not up by then are worth 0."""
+    """Services that are not up by then, or by the task's `grade_wall_s`, are worth 0."""
     judge: JudgeSpec | None = None
     """A program that judges; the hidden tests if not given."""
 
@@ -179,20 +179,20 @@ class FinalVerifier:
             return Calibration(task.task_hash, start.snapshot_id, tuple(sorted(expected)), before, failed, solved.cpu_s)
 
         key = content_id(self.verifier_id.encode(), task.task_hash.encode())
-        return await self._calibrations.get_or_make(key, start.snapshot_id, make)
+        return check_teaches(task, await self._calibrations.get_or_make(key, start.snapshot_id, make))
 
     async def _try_out(self, task: Task, start: Start, edits: Edits) -> Trial:
         """Run the tests where no policy had a say."""
         async with start.fork(grading=True) as sandbox:
-            prepared = await build(sandbox, task, start.tests, edits)
-            if prepared.broken is not None:
-                raise _unfit(task, "has a rebuild step that fails with its reference")
-            return await self._run(sandbox, task, start)
+            async with build(sandbox, task, start, edits) as built:
+                if built.broken is not None:
+                    raise _unfit(task, "has a rebuild step that fails with its reference")
+                return await self._run(built.sandbox, task, start)
 
     async def _run(self, sandbox: AsyncSandbox, task: Task, start: Start) -> Trial:
         if not await self._bring_up(sandbox, task):
             return Trial(Report(), NOT_READY, 0.0, 0.0)
-        return await run_tests(sandbox, task, start.tests, Edits())
+        return await run_tests(sandbox, task, start, Edits())
 
     async def _bring_up(self, sandbox: AsyncSandbox, task: Task) -> bool:
         """Start the services; tell whether they are up.
@@ -200,14 +200,15 @@ class FinalVerifier:
         Raises:
             VerifierError: they were not in time, and had no CPU.
         """
+        # What the policy left decides how long this takes, and no more of the grading's time than the tests have.
+        wall_s = min(self._spec.ready_wall_s, task.limits.grade_wall_s)
+        ends_s = self._clock.monotonic_s() + wall_s
         looks = Looks()
-        watch = asyncio.create_task(look_until(sandbox, self._spec.ready_wall_s, looks))
+        watch = asyncio.create_task(look_until((sandbox,), wall_s, looks))
         try:
-            for command in self._spec.services:
-                await sandbox.run(
-                    "/bin/sh", ["-c", _START, "service", *command], working_dir=TASK_DIRECTORY, timeout=_PROBE_S
-                )
-            up = not self._spec.ready or await self._is_ready(sandbox, self._spec.ready)
+            up = await self._are_started(sandbox, ends_s) and (
+                not self._spec.ready or await self._is_ready(sandbox, self._spec.ready, ends_s)
+            )
         except (SandboxDied, OutOfSpace) as error:
             if isinstance(error, OutOfSpace) and error.scope != "sandbox":
                 raise
@@ -215,21 +216,32 @@ class FinalVerifier:
             return False
         finally:
             watch.cancel()
-        wall_s = self._spec.ready_wall_s
-        if not up and looks.waited_s >= STARVED_SHARE * wall_s and not looks.busy(wall_s):
+        if not up and is_most(looks.missed_s(wall_s), wall_s):
             raise overload(task)
         return up
 
-    async def _is_ready(self, sandbox: AsyncSandbox, probe: tuple[str, ...]) -> bool:
+    async def _are_started(self, sandbox: AsyncSandbox, ends_s: float) -> bool:
+        for command in self._spec.services:
+            left_s = ends_s - self._clock.monotonic_s()
+            if left_s <= 0:
+                return False
+            await sandbox.run(
+                "/bin/sh",
+                ["-c", _START, "service", *command],
+                working_dir=TASK_DIRECTORY,
+                timeout=min(left_s, _PROBE_S),
+            )
+        return True
+
+    async def _is_ready(self, sandbox: AsyncSandbox, probe: tuple[str, ...], ends_s: float) -> bool:
         program, *args = probe
-        deadline_s = self._clock.monotonic_s() + self._spec.ready_wall_s
         pause_s = _FIRST_PAUSE_S
         while True:
-            asked = await sandbox.run(program, args, working_dir=TASK_DIRECTORY, timeout=_PROBE_S)
-            if asked.ok:
-                return True
-            if self._clock.monotonic_s() >= deadline_s:
+            left_s = ends_s - self._clock.monotonic_s()
+            if left_s <= 0:
                 return False
+            if (await sandbox.run(program, args, working_dir=TASK_DIRECTORY, timeout=min(left_s, _PROBE_S))).ok:
+                return True
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -243,26 +255,31 @@ async def _in_end(case: Case, act: Callable[[AsyncSandbox], Awaitable[T]]) -> tu
     Raises:
         VerifierError, SandboxError, StoreError, ForkError: the machine is to blame.
     """
-    sandbox_id = None
     try:
-        async with case.start.fork(case.index, grading=True, snapshot_id=case.end_snapshot_id) as sandbox:
-            sandbox_id = sandbox.sandbox_id
-            try:
-                return await act(sandbox), sandbox_id
-            except VerifierError as error:
-                # The same program ran with the reference; what it needs is what the policy took away.
-                if error.fields.get("kind") is not FailureKind.GRADING:
-                    raise
-            except PathError as error:
-                if error.errno in HOST_ERRNOS:
-                    raise
-            except SandboxDied:
-                await check_host(sandbox)
-    except LaunchFailed:
-        # Is it this state that cannot be started, or any?
-        async with case.start.fork(case.index, grading=True):
-            pass
-    return None, sandbox_id
+        return await _once_in_end(case, act)
+    except WorldforkError as error:
+        if not (is_in_doubt(error) or isinstance(error, LaunchFailed)):
+            raise
+    # Is it this state in which nothing can be done, or any?
+    async with case.start.fork(case.index, grading=True):
+        pass
+    try:
+        return await _once_in_end(case, act)
+    except WorldforkError as error:
+        if not (is_in_doubt(error) or isinstance(error, LaunchFailed)):
+            raise
+    return None, None
+
+
+async def _once_in_end(case: Case, act: Callable[[AsyncSandbox], Awaitable[T]]) -> tuple[T | None, str]:
+    async with case.start.fork(case.index, grading=True, snapshot_id=case.end_snapshot_id) as sandbox:
+        try:
+            return await act(sandbox), sandbox.sandbox_id
+        except (SandboxDied, OutOfSpace) as error:
+            if isinstance(error, OutOfSpace) and error.scope != "sandbox":
+                raise
+            await check_host(sandbox)
+            return None, sandbox.sandbox_id
 
 
 def final_spec(data: Mapping[str, Any], judged: JudgeSpec | None) -> FinalSpec:

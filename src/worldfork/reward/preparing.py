@@ -1,14 +1,26 @@
-"""Making a fork of the starting state ready for its tests: edits, the rebuild step, hidden tests."""
+"""Making a fork of the starting state ready for its tests: edits, the rebuild step, hidden tests.
+
+A rebuild step runs what a policy may have changed of it, as the world's root. So what breaks from then on is the
+policy's doing, unless the machine is to blame; and all that goes on after it is a fork of what it left on the disk.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import resource
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from worldfork.core.errors import PathError, VerifierError
+from worldfork.core.errors import (
+    LaunchFailed,
+    OutOfSpace,
+    PathError,
+    SandboxDied,
+    VerifierError,
+    WorldforkError,
+)
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.edits import Edits
 from worldfork.records.episode import FailureKind
@@ -17,7 +29,8 @@ from worldfork.reward.blame import check_host, is_starved, overload, run_watched
 from worldfork.reward.laying import lay_edits, lay_tests
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.startup import admit
-from worldfork.sandbox.command import CommandResult, Reason
+from worldfork.reward.verifier import Start
+from worldfork.sandbox.command import Reason
 
 T = TypeVar("T")
 
@@ -31,25 +44,38 @@ HOST_ERRNOS = (errno.EIO, errno.EMFILE, errno.ENFILE)
 """What is wrong with a path for reasons that are the machine's."""
 
 _MAX_OUTPUT_BYTES = 1 << 20
-_KILL_S = 30.0
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Why a fork did not become ready, by the doing of what was laid down in it."""
+
+    end: str
+    """`BUILD_FAILED`, or the code of what befell the sandbox."""
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    words: str = ""
+    """The end of what the rebuild step printed; for people."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What became of the fork."""
+    """A fork that is ready, or never will be."""
 
-    broken: CommandResult | None
-    """The rebuild step, where it did not end with 0; the tests are not there then."""
+    sandbox: AsyncSandbox
+    """Where to go on: another one than at first where there was a rebuild step."""
+    broken: Broken | None
+    """If it will never be; the tests are not there then."""
     notes: tuple[str, ...]
 
 
 async def judged_or_none(
     task: Task, edits: Edits, ask: Callable[[Edits], Awaitable[T]], unedited: Edits | None = None
 ) -> T | None:
-    """Judge edits in a fork; return None where their rebuild step left one in which nothing can be judged.
+    """Judge edits in a fork; return None where they leave one in which nothing can be judged.
 
-    A rebuild step runs what the policy may have changed of it, as the world's root. What cannot be started or written
-    afterwards, and can where no policy had a say, is the policy's doing.
+    What breaks with the edits, and again, and does not where no policy had a say is the policy's doing: anything else
+    would let it void a bad score.
 
     Args:
         task: whose edits.
@@ -62,29 +88,41 @@ async def judged_or_none(
     """
     try:
         return await ask(edits)
-    except VerifierError as error:
-        if error.fields.get("kind") is not FailureKind.GRADING or not task.rebuild or edits.empty:
-            raise
-    except PathError as error:
-        if error.errno in HOST_ERRNOS or not task.rebuild or edits.empty:
+    except WorldforkError as error:
+        if edits.empty or not is_in_doubt(error):
             raise
     await ask(unedited or Edits())
+    try:
+        return await ask(edits)
+    except WorldforkError as error:
+        if not is_in_doubt(error):
+            raise
     return None
 
 
-async def prepare(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes], edits: Edits) -> Prepared:
+def is_in_doubt(error: WorldforkError) -> bool:
+    """Tell whether either the edits or the machine may have done it."""
+    if isinstance(error, VerifierError):
+        return error.fields.get("kind") in (FailureKind.GRADING, FailureKind.BUILD)
+    return isinstance(error, PathError) and error.errno not in HOST_ERRNOS
+
+
+@contextlib.asynccontextmanager
+async def prepare(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edits) -> AsyncIterator[Prepared]:
     """Lay the edits down, rebuild what was made of them, then lay the hidden tests over it.
 
     Raises:
         As `build`.
     """
-    prepared = await build(sandbox, task, tests, edits)
-    if prepared.broken is None:
-        await lay_tests(sandbox, task, tests)
-    return prepared
+    async with build(sandbox, task, start, edits) as built:
+        if built.broken is None:
+            broken = await _doing(edits, built.sandbox, lay_tests(built.sandbox, task, start.tests))
+            built = replace(built, broken=broken)
+        yield built
 
 
-async def build(sandbox: AsyncSandbox, task: Task, tests: Collection[str], edits: Edits) -> Prepared:
+@contextlib.asynccontextmanager
+async def build(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edits) -> AsyncIterator[Prepared]:
     """Lay the edits down and rebuild what was made of them.
 
     The starting state is built already, so nothing is rebuilt where nothing was edited.
@@ -92,19 +130,58 @@ async def build(sandbox: AsyncSandbox, task: Task, tests: Collection[str], edits
     Args:
         sandbox: a fresh fork of the starting state.
         task: whose edits.
-        tests: paths of the hidden tests.
+        start: its starting state.
         edits: what the policy left.
 
     Raises:
         VerifierError: the machine had no CPU or memory for the rebuild step, or it cannot be run at all.
-        SandboxError: the fork could not be written to.
+        SandboxError, StoreError, ForkError: a fork could not be made or written to; without edits also one that died.
     """
-    admitted, notes = admit(task, edits, tests)
-    await lay_edits(sandbox, admitted)
-    return Prepared(None if admitted.empty or not task.rebuild else await _rebuild(sandbox, task), notes)
+    admitted, notes = admit(task, edits, start.tests)
+    broken = await _doing(edits, sandbox, lay_edits(sandbox, admitted))
+    if broken is None and task.rebuild and not admitted.empty:
+        broken = await _doing(edits, sandbox, _rebuild(sandbox, task))
+        if broken is None:
+            async with contextlib.AsyncExitStack() as stack:
+                left: list[str] = []
+                broken = await _doing(edits, sandbox, _still(sandbox, start, stack, left))
+                if broken is None:
+                    # In it nothing runs that a policy started.
+                    sandbox = await _start_again(sandbox, start, stack, left[0])
+                yield Prepared(sandbox, broken, notes)
+            return
+    yield Prepared(sandbox, broken, notes)
 
 
-async def _rebuild(sandbox: AsyncSandbox, task: Task) -> CommandResult | None:
+async def _doing(edits: Edits, sandbox: AsyncSandbox, act: Awaitable[Broken | None]) -> Broken | None:
+    """Do something; what ends the sandbox meanwhile is the edits' doing unless it is the machine's."""
+    try:
+        return await act
+    except (SandboxDied, OutOfSpace) as error:
+        if edits.empty or (isinstance(error, OutOfSpace) and error.scope != "sandbox"):
+            raise
+        await check_host(sandbox)
+        return Broken(error.code)
+
+
+async def _still(sandbox: AsyncSandbox, start: Start, stack: contextlib.AsyncExitStack, left: list[str]) -> None:
+    left.append(await stack.enter_async_context(start.stilled(sandbox)))
+
+
+async def _start_again(
+    sandbox: AsyncSandbox, start: Start, stack: contextlib.AsyncExitStack, snapshot_id: str
+) -> AsyncSandbox:
+    try:
+        return await stack.enter_async_context(start.fork(sandbox.fork_index, grading=True, snapshot_id=snapshot_id))
+    except (LaunchFailed, SandboxDied) as error:
+        raise VerifierError(
+            f"what a rebuild step left cannot be started: {error}",
+            remedy="run fewer rollouts at once",
+            kind=FailureKind.GRADING,
+        ) from error
+
+
+async def _rebuild(sandbox: AsyncSandbox, task: Task) -> Broken | None:
     program, *args = task.rebuild
     result, waited_s = await run_watched(
         sandbox,
@@ -116,9 +193,7 @@ async def _rebuild(sandbox: AsyncSandbox, task: Task) -> CommandResult | None:
         rlimits=((resource.RLIMIT_CORE, 0, 0),),
     )
     if result.ok:
-        ended = await _end_processes(sandbox)
-        # Left so many that there is no room for one more, for instance.
-        return ended if ended.reason is Reason.NOT_STARTED else None
+        return None
     if result.reason is Reason.NOT_STARTED:
         raise VerifierError(
             f"the rebuild step of {task.task_id} cannot be run: {result.stderr.strip()[-300:] or program}",
@@ -129,12 +204,5 @@ async def _rebuild(sandbox: AsyncSandbox, task: Task) -> CommandResult | None:
         await check_host(sandbox)
     if is_starved(result, waited_s):
         raise overload(task)
-    return result
-
-
-async def _end_processes(sandbox: AsyncSandbox) -> CommandResult:
-    """End what a rebuild step left running: it would stand beside the tests.
-
-    One call of kill(2), during which the kernel lets no process be made; it spares its caller and PID 1.
-    """
-    return await sandbox.run("/bin/sh", ["-c", "kill -KILL -1"], timeout=_KILL_S, max_output_bytes=1 << 16)
+    words = (result.stdout_bytes + result.stderr_bytes)[-2000:].decode("utf-8", "replace").strip()
+    return Broken(BUILD_FAILED, result.cpu_s, result.wall_s, words)

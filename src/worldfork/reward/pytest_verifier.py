@@ -32,12 +32,23 @@ from worldfork.reward.blame import overload
 from worldfork.reward.calibration import CALIBRATION_FORMAT, Calibration, CalibrationStore
 from worldfork.reward.preparing import BROKEN, BUILD_FAILED, judged_or_none
 from worldfork.reward.report import Report
-from worldfork.reward.scoring import score_tests
+from worldfork.reward.scoring import check_teaches, score_tests
 from worldfork.reward.trial import Trial, run_tests
 from worldfork.reward.verifier import FRESH, Case, Grade, Start
 from worldfork.sandbox.command import Reason
 
-_DECIDING = ("arguments", "commanded", "laying", "preparing", "readers", "report", "reporter", "scoring", "startup")
+_DECIDING = (
+    "arguments",
+    "commanded",
+    "laying",
+    "left_file",
+    "preparing",
+    "readers",
+    "report",
+    "reporter",
+    "scoring",
+    "startup",
+)
 
 
 class PytestVerifier:
@@ -119,14 +130,15 @@ class PytestVerifier:
 
         Raises:
             VerifierError: the reference passes nothing or did not come to its end, the declared ids are not as
-                declared, or the machine was overloaded.
+                declared, nothing fails without a change, or the machine was overloaded.
             SandboxError, StoreError, ForkError: a fork could not be made or written to.
         """
 
         async def make() -> Calibration:
             return await _calibrate(task, start)
 
-        return await self._calibrations.get_or_make(_tests_hash(task), start.snapshot_id, make)
+        found = await self._calibrations.get_or_make(_tests_hash(task), start.snapshot_id, make)
+        return check_teaches(task, found)
 
     async def leave_out(self, task: Task, start: Start, ids: Iterable[str]) -> None:
         """Let some of a task's tests, which were found to be flaky, count for nothing from now on."""
@@ -148,7 +160,7 @@ async def try_out(task: Task, start: Start, edits: Edits, *, index: int = 0) -> 
         VerifierError, SandboxError, StoreError, ForkError: it could not be run.
     """
     async with start.fork(index, grading=True) as sandbox:
-        return await run_tests(sandbox, task, start.tests, edits), sandbox.sandbox_id
+        return await run_tests(sandbox, task, start, edits), sandbox.sandbox_id
 
 
 async def _calibrate(task: Task, start: Start) -> Calibration:
@@ -217,8 +229,6 @@ def _check_declared(task: Task, expected: frozenset[str], untouched: frozenset[s
             f"declares {len(early)} fail_to_pass tests that pass without any change, such as {early[0][:300]}",
             "leave them out of fail_to_pass",
         )
-    if task.score == "fail_to_pass" and expected == untouched:
-        raise _unfit(task, "is scored by fail_to_pass, and nothing fails without a change", "use score: fraction")
 
 
 def _unfit(task: Task, what: str, remedy: str, output: str = "") -> VerifierError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from worldfork.core.errors import ConfigError
+from worldfork.core.errors import ConfigError, VerifierError
+from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.calibration import Calibration
 
@@ -28,6 +29,21 @@ def score_tests(task: Task, calibration: Calibration, passed: frozenset[str]) ->
         kept = untouched & frozenset(task.pass_to_pass) if task.pass_to_pass else untouched
         parts["fail_to_pass"] = len(passed & broken) / len(broken) if kept <= passed else 0.0
     return parts.get(task.score, parts["fraction"]), parts
+
+
+def check_teaches(task: Task, calibration: Calibration) -> Calibration:
+    """Return the calibration of a task that is worth less than 1 as it is.
+
+    Raises:
+        VerifierError: whoever does nothing has solved it; `kind` is `calibration`.
+    """
+    if score_tests(task, calibration, frozenset(calibration.untouched))[0] < 1:
+        return calibration
+    raise VerifierError(
+        f"{task.task_id} is worth 1 without any change",
+        remedy="leave it out, or give it a test that fails before: `worldfork tasks check` finds such tasks",
+        kind=FailureKind.CALIBRATION,
+    )
 
 
 def checked_weight(value: object, name: str) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import resource
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -21,11 +20,22 @@ from worldfork.reward.arguments import (
     fixed_args,
     test_limits,
 )
-from worldfork.reward.blame import STARVED_SHARE, Looks, check_host, is_busy, run_watched
+from worldfork.reward.blame import (
+    GRACE_S,
+    STARVED_SHARE,
+    Looks,
+    check_host,
+    is_most,
+    is_starved,
+    overload,
+    run_watched,
+    settle_looks,
+)
 from worldfork.reward.commanded import pytest_arguments, run_command_tests
 from worldfork.reward.places import TASK_DIRECTORY
-from worldfork.reward.preparing import BUILD_FAILED, prepare
-from worldfork.reward.report import Report, read_report
+from worldfork.reward.preparing import Prepared, prepare
+from worldfork.reward.report import Report, TestRecord, read_report
+from worldfork.reward.verifier import Start
 from worldfork.sandbox.command import CommandResult, Reason
 
 MAX_REPORT_BYTES = 16 << 20
@@ -41,23 +51,26 @@ class Trial:
     """Why the tests' process is over: a reason of commands, the code of what befell its sandbox, or `build_failed`."""
     cpu_s: float
     wall_s: float
-    waited_s: float = 0.0
-    """At the wall limit: how long the tests had been ready to run and had no CPU."""
+    missed_s: float = 0.0
+    """At the wall limit: for how long others had the CPU that the tests wanted."""
     test_wall_s: float | None = None
     """The wall time that one test may take."""
     last_words: str = ""
     """The end of what pytest, or the rebuild step, printed; for people."""
-    busy: bool = False
-    """The CPU that the tests lacked was used by what they started, or left to others."""
-    seen_waited_s: float = 0.0
-    """The longest wait for a CPU that was seen from outside; what the tests' process says of its own proves none."""
+    starved: frozenset[str] = frozenset()
+    """Tests that their own wall limit struck while others had the CPU; the report alone proves it of none."""
     notes: tuple[str, ...] = ()
     """What of the edits was not laid down."""
 
-    @property
-    def says_starved(self) -> bool:
-        """True where the report claims it; whether it was so is to be seen from outside."""
-        return replace(self, seen_waited_s=math.inf).is_starved(frozenset(self.report.tests))
+    def late(self) -> dict[str, TestRecord]:
+        """Return the tests that their own wall limit struck, if the report is to be believed."""
+        if self.test_wall_s is None or self.end == Reason.TIMED_OUT.value:
+            return {}
+        return {
+            name: test
+            for name, test in self.report.tests.items()
+            if test.outcome != "passed" and 0.99 * self.test_wall_s <= test.wall_s <= self.wall_s
+        }
 
     def is_starved(self, ids: frozenset[str]) -> bool:
         """True where a wall limit struck one of these tests because the machine had no CPU for it.
@@ -65,26 +78,18 @@ class Trial:
         Code that sleeps does not wait for a CPU, and code that keeps the CPUs busy by itself uses them; neither
         is taken for an overload.
         """
-        if self.busy or self.cpu_s >= STARVED_SHARE * self.wall_s:
-            return False
         if self.end == Reason.TIMED_OUT.value:
-            return self.waited_s >= STARVED_SHARE * self.wall_s
-        late = [self.report.tests[name] for name in ids if name in self.report.tests]
-        return self.test_wall_s is not None and any(
-            test.outcome != "passed"
-            and 0.99 * self.test_wall_s <= test.wall_s <= self.wall_s
-            and min(test.waited_s, self.seen_waited_s) >= STARVED_SHARE * test.wall_s
-            for test in late
-        )
+            return is_most(self.missed_s, self.wall_s - GRACE_S, self.cpu_s)
+        return bool(ids & self.starved)
 
 
-async def run_tests(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes], edits: Edits) -> Trial:
+async def run_tests(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edits) -> Trial:
     """Lay the edits and then the hidden tests over a fork of the starting state, and run them in it.
 
     Args:
         sandbox: a fresh fork of the task's starting state; the caller ends it.
         task: whose tests.
-        tests: path of the task -> content, the hidden tests.
+        start: that state, which has the hidden tests.
         edits: what the policy left of the editable files.
 
     Raises:
@@ -93,40 +98,77 @@ async def run_tests(sandbox: AsyncSandbox, task: Task, tests: Mapping[str, bytes
     """
     arguments = pytest_arguments(task)
     limits = None if arguments is None else test_limits(arguments)
-    configuration = await find_configuration(sandbox, task, tests) if limits else None
-    notes: tuple[str, ...] = ()
+    # Before a rebuild step may have put one there.
+    configuration = await find_configuration(sandbox, task, start.tests) if limits else None
+    try:
+        async with prepare(sandbox, task, start, edits) as prepared:
+            trial = await _in_prepared(prepared, task, configuration, limits)
+            return replace(trial, notes=prepared.notes)
+    except (SandboxDied, OutOfSpace) as error:
+        if not edits.empty:
+            # Not of this fork: what befell it is told by how it was prepared.
+            raise
+        return await _ended(sandbox, error)
+
+
+async def _in_prepared(
+    prepared: Prepared, task: Task, configuration: str | None, limits: tuple[list[str], float | None] | None
+) -> Trial:
+    sandbox, broken = prepared.sandbox, prepared.broken
+    if broken is not None:
+        return Trial(Report(), broken.end, broken.cpu_s, broken.wall_s, last_words=broken.words)
     looks = Looks()
     try:
-        prepared = await prepare(sandbox, task, tests, edits)
-        notes = prepared.notes
-        if prepared.broken is not None:
-            build = prepared.broken
-            words = (build.stdout_bytes + build.stderr_bytes)[-2000:].decode("utf-8", "replace").strip()
-            return Trial(Report(), BUILD_FAILED, build.cpu_s, build.wall_s, last_words=words, notes=notes)
         if limits is None:
             trial = await _commanded(sandbox, task)
         else:
             trial = await _run(sandbox, task, [*fixed_args(task, configuration), *limits[0]], limits[1], looks)
         if trial.end == Reason.OOM_KILLED.value:
             await check_host(sandbox)
-        if trial.end != Reason.TIMED_OUT.value and trial.says_starved:
-            busy = await is_busy(sandbox, trial.wall_s, looks)
-            trial = replace(trial, busy=busy, seen_waited_s=looks.waited_s)
-        return replace(trial, notes=notes)
+        if trial.late():
+            await settle_looks(sandbox, looks)
+            trial = replace(trial, starved=find_starved(trial, looks))
+        return trial
     except (SandboxDied, OutOfSpace) as error:
-        # Nothing but the code under test runs here: what befalls the fork is its doing, unless it was the machine's.
-        if isinstance(error, OutOfSpace) and error.scope != "sandbox":
-            raise
-        await check_host(sandbox)
-        return Trial(Report(ready=True), end=error.code, cpu_s=0.0, wall_s=0.0, notes=notes)
+        return await _ended(sandbox, error)
+
+
+async def _ended(sandbox: AsyncSandbox, error: SandboxDied | OutOfSpace) -> Trial:
+    """Nothing but the code under test runs here: what befalls the fork is its doing, unless it was the machine's."""
+    if isinstance(error, OutOfSpace) and error.scope != "sandbox":
+        raise error
+    await check_host(sandbox)
+    return Trial(Report(ready=True), end=error.code, cpu_s=0.0, wall_s=0.0)
+
+
+def find_starved(trial: Trial, looks: Looks) -> frozenset[str]:
+    """Return the late tests for which there was no CPU, as seen from outside.
+
+    When a test ran is known from its report alone, so any time as long as it took is looked at. Where no cgroup counts
+    what it says of its own waiting can lower the claim.
+    """
+    late = trial.late()
+    if not late or trial.test_wall_s is None:
+        return frozenset()
+    if looks.counted:
+        starved = is_most(looks.missed_s(trial.test_wall_s), trial.test_wall_s)
+        return frozenset(late) if starved else frozenset()
+    missed_s = looks.missed_s(trial.wall_s)
+    if trial.cpu_s >= STARVED_SHARE * trial.wall_s:
+        return frozenset()
+    return frozenset(name for name, test in late.items() if is_most(min(missed_s, test.waited_s), test.wall_s))
 
 
 async def _run(sandbox: AsyncSandbox, task: Task, args: list[str], test_cpu_s: float | None, looks: Looks) -> Trial:
-    result, waited_s = await _python(sandbox, task, [f"{test_cpu_s or 0:g}", *_where(task), *args], looks)
+    test_wall_s = test_cpu_s * WALL_FACTOR if test_cpu_s else None
+    arguments = [f"{test_cpu_s or 0:g}", *_where(task), *args]
+    result, missed_s = await _python(sandbox, task, arguments, looks, test_wall_s)
     report = read_report(result.stdout_bytes)
     if result.reason is Reason.NOT_STARTED or not report.ready:
         if result.reason is Reason.OOM_KILLED:
             await check_host(sandbox)
+        if is_starved(result, missed_s):
+            raise overload(task)
         raise VerifierError(
             f"pytest did not start ({result.reason.value}): {_last_words(result) or 'no output'}",
             remedy="the world needs `python` with pytest and pytest-timeout on its PATH",
@@ -137,8 +179,8 @@ async def _run(sandbox: AsyncSandbox, task: Task, args: list[str], test_cpu_s: f
         end=result.reason.value,
         cpu_s=result.cpu_s,
         wall_s=result.wall_s,
-        waited_s=waited_s,
-        test_wall_s=test_cpu_s * WALL_FACTOR if test_cpu_s else None,
+        missed_s=missed_s,
+        test_wall_s=test_wall_s,
         last_words=_last_words(result),
     )
 
@@ -147,17 +189,20 @@ def _where(task: Task) -> tuple[str, str]:
     return TASK_DIRECTORY, task.env.get("PYTHONPATH", "")
 
 
-async def _python(sandbox: AsyncSandbox, task: Task, args: list[str], looks: Looks) -> tuple[CommandResult, float]:
+async def _python(
+    sandbox: AsyncSandbox, task: Task, args: list[str], looks: Looks, test_wall_s: float | None
+) -> tuple[CommandResult, float]:
     """Run the reporter with the world's first `python`, else its `python3`."""
     limits = task.limits
     cpu_s = math.ceil(limits.grade_cpu_s)
     for program in ("python", "python3"):
-        result, waited_s = await run_watched(
+        result, missed_s = await run_watched(
             sandbox,
             limits.grade_wall_s,
             program,
             ["-B", "-s", "-", *args],
             looks,
+            test_wall_s,
             # Python reads its path before the reporter runs; it opens the path once pytest is loaded.
             env={**TEST_ENV, "PYTHONPATH": ""},
             # No directory of the task: it would be on the import path from the first moment.
@@ -168,13 +213,13 @@ async def _python(sandbox: AsyncSandbox, task: Task, args: list[str], looks: Loo
         )
         if result.reason is not Reason.NOT_STARTED:
             break
-    return result, waited_s
+    return result, missed_s
 
 
 async def _commanded(sandbox: AsyncSandbox, task: Task) -> Trial:
-    result, report, waited_s = await run_command_tests(sandbox, task, MAX_REPORT_BYTES)
+    result, report, missed_s = await run_command_tests(sandbox, task, MAX_REPORT_BYTES)
     return Trial(
-        report, result.reason.value, result.cpu_s, result.wall_s, waited_s=waited_s, last_words=_last_words(result)
+        report, result.reason.value, result.cpu_s, result.wall_s, missed_s=missed_s, last_words=_last_words(result)
     )
 
 

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from worldfork.core.errors import VerifierError, WorldforkError
-from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.edits import Edits
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
@@ -21,6 +20,7 @@ from worldfork.reward.pytest_verifier import PytestVerifier
 from worldfork.reward.split.automatic import AutomaticVerifier
 from worldfork.reward.split.verifier import SplitVerifier
 from worldfork.reward.verifier import Case, Grade, Start, Verifier
+from worldfork.rollout.leftovers import end_label, let_go
 
 T = TypeVar("T")
 
@@ -38,9 +38,12 @@ class TaskCheck:
     why: str = ""
     """Why not."""
     verifier_id: str = ""
+    judged_by: str = ""
+    """The verifier that grades it, where `verifier_id` chooses among several."""
     split: bool | None = None
     """Whether the candidate can be kept apart from the tests; None where the verifier is of another kind."""
     split_why: str = ""
+    """Why not."""
     reference: tuple[float, ...] = ()
     """The rewards of the reference."""
     nop: tuple[float, ...] = ()
@@ -126,7 +129,8 @@ class Checker:
             return found
         split = verifier_for({"kind": "split"}, self._calibrations)
         assert isinstance(split, SplitVerifier)
-        proof = await split.prove(task, start)
+        # What was once found by chance would stay so: this is the place to look again.
+        proof = await split.prove(task, start, again=True)
         return replace(found, split=proof.capable, split_why=proof.why)
 
 
@@ -157,12 +161,12 @@ async def _grade(task: Task, start: Start, verifier: Verifier, edits: Edits, ind
     if not verifier.needs_end:
         return await verifier.grade(case)
     async with start.fork(index) as sandbox:
-        await build(sandbox, task, start.tests, edits)
-        end = await sandbox.checkpoint(stop=True, level="volatile")
+        async with build(sandbox, task, start, edits) as built:
+            end = await built.sandbox.checkpoint(stop=True, level="volatile", label=end_label())
     try:
         return await verifier.grade(replace(case, end_snapshot_id=end.snapshot_id))
     finally:
-        await asyncio.shield(AsyncSandbox.delete_snapshot(end.snapshot_id))
+        await asyncio.shield(let_go([end.snapshot_id]))
 
 
 def _judged(found: TaskCheck, solved: Sequence[Grade], untouched: Sequence[Grade]) -> TaskCheck:
@@ -174,6 +178,7 @@ def _judged(found: TaskCheck, solved: Sequence[Grade], untouched: Sequence[Grade
         nop=tuple(grade.reward for grade in untouched),
         expected=expected,
         nop_passes=untouched[0].passed,
+        judged_by=solved[0].judged_by,
         flaky=tuple(sorted(_unsteady(solved) | _unsteady(untouched))),
         cpu_s=statistics.median(seconds) if seconds else None,
         grade_s=statistics.median(grade.grade_s for grade in solved),

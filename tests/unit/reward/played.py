@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 from worldfork.core.errors import PathError
+from worldfork.records.cpu import CpuUse
 from worldfork.records.death import Death, LimitHits
 from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.sandbox import DirectoryEntry, ListDirectoryResponse, SandboxStatus
@@ -56,6 +58,7 @@ class PlayedSandbox:
 
     def __init__(self, *results: CommandResult | Exception, files: dict[str, bytes] | None = None) -> None:
         self.sandbox_id = "sb-played"
+        self.fork_index = 0
         self.results = list(results)
         self.files = dict(files or {})
         self.calls: list[dict[str, Any]] = []
@@ -64,6 +67,8 @@ class PlayedSandbox:
         self.life = SandboxStatus.RUNNING
         self.death: Death | None = None
         self.hits = LimitHits()
+        self.uses: list[CpuUse] = []
+        """What its cgroup counts, look by look; none where empty."""
 
     async def write_file(self, path: str, content: bytes | str, *, mode: int | None = None) -> None:
         self.files[path] = content.encode() if isinstance(content, str) else content
@@ -75,6 +80,18 @@ class PlayedSandbox:
         for each in gone:
             del self.files[each]
 
+    async def lay_files(
+        self, directory: str, files: Mapping[str, tuple[bytes, int]], *, removed: Iterable[str] = ()
+    ) -> None:
+        for path in (*removed, *files):
+            try:
+                await self.delete_file(f"{directory}/{path}", recursive=True)
+            except PathError as error:
+                if error.errno != errno.ENOENT:
+                    raise
+        for path, (content, mode) in files.items():
+            await self.write_file(f"{directory}/{path}", content, mode=mode)
+
     async def stat_file(self, path: str, *, follow_links: bool = True) -> DirectoryEntry:
         content = await self.read_file(path)
         return DirectoryEntry(path, False, len(content), 0.0)
@@ -84,6 +101,9 @@ class PlayedSandbox:
 
     async def limit_hits(self) -> LimitHits:
         return self.hits
+
+    async def cpu_use(self) -> CpuUse | None:
+        return self.uses.pop(0) if self.uses else None
 
     async def read_file(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
         if path not in self.files:
@@ -116,14 +136,26 @@ class PlayedStart:
         self.forks = list(forks)
         self.ended = 0
         self.asked: list[dict[str, Any]] = []
+        self.stilled_ones: list[Any] = []
+        """The forks that were ended for what they left on their disks."""
+        self.stands_in_the_way: Exception | None = None
+        """Of ending one."""
         self.tests = {path: text.encode() for path, text in task.hidden_tests.items()}
         self.solution = Edits({path: EditedFile(text.encode()) for path, text in task.solution.items()})
         self.originals = {path: task.files[path].encode() for path in task.editable if path in task.files}
 
     @contextlib.asynccontextmanager
+    async def stilled(self, sandbox: Any) -> AsyncIterator[str]:
+        self.stilled_ones.append(sandbox)
+        if isinstance(self.stands_in_the_way, Exception):
+            raise self.stands_in_the_way
+        yield "sn-stilled"
+
+    @contextlib.asynccontextmanager
     async def fork(self, index: int = 0, **options: Any) -> AsyncIterator[Any]:
         self.asked.append({"index": index, **options})
-        fork = self.forks.pop(0)
+        # What was left on a disk is as it was; so one goes on as the other.
+        fork = self.stilled_ones[-1] if options.get("snapshot_id") == "sn-stilled" else self.forks.pop(0)
         if isinstance(fork, Exception):
             raise fork
         try:

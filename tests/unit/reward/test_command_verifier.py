@@ -12,7 +12,7 @@ from worldfork.records.death import Death, DeathCause
 from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.episode import FailureKind
 from worldfork.reward.command_verifier import CommandVerifier
-from worldfork.reward.judging import JudgeSpec
+from worldfork.reward.judge_program import JudgeSpec
 from worldfork.reward.rewards_file import MAX_REWARD_BYTES
 from worldfork.reward.verifier import Case, Grade, Verifier
 from worldfork.sandbox.command import Reason
@@ -84,17 +84,28 @@ def test_a_program_that_never_answers_is_no_score() -> None:
 
 
 def test_a_program_that_is_not_there_is_no_score() -> None:
+    missing = [says(b"", reason=Reason.NOT_STARTED, exit_code=127) for _ in range(2)]
     with pytest.raises(VerifierError) as raised:
-        grade(says(b"", reason=Reason.NOT_STARTED, exit_code=127))
+        grade(*missing)
     assert raised.value.fields["kind"] is FailureKind.GRADING
 
 
 def test_a_program_that_the_policys_rebuild_step_took_away_is_worth_0() -> None:
     built, missing = a_result(b""), a_result(b"", reason=Reason.NOT_STARTED, exit_code=127)
-    found = grade(PlayedSandbox(built, built, missing), PlayedSandbox(built, built, built), rebuild=("make",))
+
+    def taken() -> PlayedSandbox:
+        return PlayedSandbox(built, missing)
+
+    found = grade(taken(), PlayedSandbox(built, built), taken(), rebuild=("make",))
     assert (found.reward, found.end) == (0.0, "broken")
     with pytest.raises(VerifierError):
-        grade(PlayedSandbox(built, built, missing), PlayedSandbox(built, built, missing), rebuild=("make",))
+        grade(taken(), taken(), rebuild=("make",))
+
+
+@pytest.mark.parametrize("error", [SandboxDied("gone"), OutOfSpace("full", scope="sandbox")])
+def test_a_fork_that_the_policys_rebuild_step_breaks_is_worth_0(error: Exception) -> None:
+    found = grade(PlayedSandbox(error), rebuild=("make",))
+    assert (found.reward, found.end) == (0.0, error.code)  # type: ignore[attr-defined]
 
 
 def test_sources_that_do_not_build_are_worth_0() -> None:

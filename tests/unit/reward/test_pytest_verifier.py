@@ -64,8 +64,23 @@ def test_what_worked_before_must_still_work(tmp_path: Path) -> None:
     assert result.parts["fail_to_pass"] == 0.0
 
 
-def test_a_task_that_needs_no_change_has_no_fail_to_pass(tmp_path: Path) -> None:
-    assert "fail_to_pass" not in grade(tmp_path, *(reference("a") for _ in range(3))).parts
+@pytest.mark.parametrize("score", ["fraction", "fail_to_pass"])
+def test_a_task_that_needs_no_change_is_no_score(tmp_path: Path, score: str) -> None:
+    store = CalibrationStore(tmp_path)
+    for forks in ([reference("a"), reference("a")], []):
+        # Known from the first time on.
+        with pytest.raises(VerifierError, match="worth 1 without any change") as raised:
+            asyncio.run(PytestVerifier(store).grade(a_case(*forks, score=score)))
+        assert raised.value.fields["kind"] is FailureKind.CALIBRATION
+
+
+def test_a_task_in_which_flaky_tests_alone_failed_is_no_score(tmp_path: Path) -> None:
+    verifier = PytestVerifier(CalibrationStore(tmp_path))
+    case = a_case(*both(), fork(report()))
+    asyncio.run(verifier.grade(case))
+    asyncio.run(verifier.leave_out(case.task, case.start, ("b", "c")))
+    with pytest.raises(VerifierError, match="worth 1"):
+        asyncio.run(verifier.grade(case))
 
 
 def test_tests_that_the_reference_fails_are_not_expected(tmp_path: Path) -> None:
@@ -168,11 +183,6 @@ def test_declared_ids_that_are_wrong_are_no_score(tmp_path: Path, changes: dict[
     assert raised.value.fields["kind"] is FailureKind.CALIBRATION
 
 
-def test_a_task_in_which_nothing_fails_cannot_be_scored_by_repairs(tmp_path: Path) -> None:
-    with pytest.raises(VerifierError, match="nothing fails"):
-        grade(tmp_path, reference("a"), reference("a"), score="fail_to_pass")
-
-
 def test_a_task_without_a_reference_is_no_score(tmp_path: Path) -> None:
     with pytest.raises(VerifierError, match="no reference"):
         grade(tmp_path, solution={})
@@ -205,12 +215,9 @@ def test_graded_forks_are_those_of_verifiers(tmp_path: Path) -> None:
     assert len(start.asked) == 3
 
 
-NOT_STARTED: dict[str, Any] = {"reason": Reason.NOT_STARTED, "exit_code": 127}
-
-
 def built(*results: Any) -> PlayedSandbox:
-    """A fork in which the rebuild step, the end of its processes and then the tests run."""
-    return PlayedSandbox(a_result(b""), a_result(b""), *results, files=START)
+    """A fork in which the rebuild step and then the tests run."""
+    return PlayedSandbox(a_result(b""), *results, files=START)
 
 
 def without_pytest() -> PlayedSandbox:
@@ -218,9 +225,21 @@ def without_pytest() -> PlayedSandbox:
 
 
 def test_a_policy_whose_rebuild_step_removes_pytest_is_worth_0(tmp_path: Path) -> None:
-    solved = built(a_result(report(row("a"))))
-    result = grade(tmp_path, solved, fork(report()), without_pytest(), fork(report()), rebuild=("make",))
+    forks = built(a_result(report(row("a")))), fork(report()), without_pytest(), fork(report()), without_pytest()
+    result = grade(tmp_path, *forks, rebuild=("make",))
     assert (result.reward, result.end, result.sandbox_id) == (0.0, "broken", None)
+
+
+def test_a_policy_that_takes_its_rebuild_step_away_is_worth_0(tmp_path: Path) -> None:
+    missing = [fork(b"", reason=Reason.NOT_STARTED, exit_code=127) for _ in range(2)]
+    forks = built(a_result(report(row("a")))), fork(report()), missing[0], fork(report()), missing[1]
+    assert grade(tmp_path, *forks, rebuild=("make",)).reward == 0.0
+
+
+def test_a_fault_of_the_moment_is_not_the_policys(tmp_path: Path) -> None:
+    mine = built(a_result(report(row("a"))))
+    forks = built(a_result(report(row("a")))), fork(report()), without_pytest(), fork(report()), mine
+    assert grade(tmp_path, *forks, rebuild=("make",)).reward == 1.0
 
 
 def test_a_world_that_has_no_pytest_any_more_is_no_score(tmp_path: Path) -> None:
@@ -228,29 +247,43 @@ def test_a_world_that_has_no_pytest_any_more_is_no_score(tmp_path: Path) -> None
     with pytest.raises(VerifierError) as raised:
         grade(tmp_path, solved, fork(report()), without_pytest(), fork(b""), rebuild=("make",))
     assert raised.value.fields["kind"] is FailureKind.GRADING
-    # Without a rebuild step nothing of the policy ran before pytest had started.
-    with pytest.raises(VerifierError):
-        grade(tmp_path / "other", reference("a"), fork(report()), fork(b""), fork(report()))
 
 
 @pytest.mark.parametrize(("number", "own"), [(errno.EDQUOT, True), (errno.EMFILE, False)])
-def test_what_a_rebuild_step_leaves_in_the_way_is_the_policys(tmp_path: Path, number: int, own: bool) -> None:
+@pytest.mark.parametrize("rebuild", [(), ("make",)])
+def test_what_stands_in_the_way_with_the_edits_alone_is_the_policys(
+    tmp_path: Path, number: int, own: bool, rebuild: tuple[str, ...]
+) -> None:
     class Stuck(PlayedSandbox):
         async def write_file(self, path: str, content: bytes | str, *, mode: int | None = None) -> None:
             if path.endswith("test_a.py"):
                 raise PathError("no", path=path, errno=number)
             await super().write_file(path, content, mode=mode)
 
-    forks = built(a_result(report(row("a")))), fork(report()), Stuck(a_result(b""), a_result(b"")), fork(report())
+    stuck = [Stuck(*(a_result(b"") for _ in rebuild), files=START) for _ in range(2)]
+    solved = built(a_result(report(row("a")))) if rebuild else reference("a")
+    forks = solved, fork(report()), stuck[0], fork(report()), stuck[1]
     if own:
-        assert grade(tmp_path, *forks, rebuild=("make",)).reward == 0.0
+        assert grade(tmp_path, *forks, rebuild=rebuild).reward == 0.0
         return
     with pytest.raises(PathError):
-        grade(tmp_path, *forks, rebuild=("make",))
+        grade(tmp_path, *forks, rebuild=rebuild)
 
 
-def test_processes_of_a_rebuild_step_that_cannot_be_ended_see_no_test(tmp_path: Path) -> None:
-    full = PlayedSandbox(a_result(b""), a_result(b"", **NOT_STARTED), files=START)
-    result = grade(tmp_path, built(a_result(report(row("a")))), fork(report()), full, rebuild=("make",))
-    assert (result.reward, result.end) == (0.0, "build_failed")
-    assert "/workspace/test_a.py" not in full.files
+@pytest.mark.parametrize("again", [True, False])
+def test_what_a_rebuild_step_left_so_that_it_cannot_be_started_is_the_policys(tmp_path: Path, again: bool) -> None:
+    class Start(PlayedStart):
+        refused = 0
+
+        def fork(self, index: int = 0, **options: Any) -> Any:
+            if options.get("snapshot_id") and len(self.asked) > 3 and (again or not self.refused):
+                self.refused += 1
+                raise LaunchFailed("no")
+            return super().fork(index, **options)
+
+    task = a_task(rebuild=("make",))
+    passes = [built(a_result(report(row("a")))) for _ in range(3)]
+    start: Any = Start(passes[0], fork(report()), passes[1], fork(report()), passes[2], task=task)
+    found = asyncio.run(PytestVerifier(CalibrationStore(tmp_path)).grade(Case(task, start, MINE)))
+    assert found.reward == (0.0 if again else 1.0)
+    assert start.refused == (2 if again else 1)

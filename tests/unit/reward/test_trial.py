@@ -2,23 +2,34 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import math
 import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.reward.played import PlayedSandbox, a_result, a_task, report, row
+from tests.unit.reward.played import PlayedSandbox, PlayedStart, a_result, a_task, report, row
 
 from worldfork import reward
 from worldfork.core.errors import ConfigError, OutOfSpace, PathError, SandboxDied, VerifierError
+from worldfork.records.cpu import CpuUse, ThreadUse
 from worldfork.records.death import Death, DeathCause, LimitHits
 from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.records.task_limits import TaskLimits
+from worldfork.reward import blame
+from worldfork.reward.blame import Looks
 from worldfork.reward.report import Report, TestRecord
-from worldfork.reward.trial import Trial, run_tests
+from worldfork.reward.trial import Trial, find_starved, run_tests
 from worldfork.sandbox.command import Reason
+
+
+@pytest.fixture(autouse=True)
+def _others_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this machine does meanwhile is nothing to a test."""
+    monkeypatch.setattr(blame, "machine_used_s", lambda: math.inf)
+
 
 PASSED = report(row("t::a"))
 START = {"/workspace/a.py": b"old", "/workspace/b.py": b"kept"}
@@ -29,9 +40,11 @@ def edits(*removed: str, **files: bytes) -> Edits:
 
 
 def run(sandbox: PlayedSandbox, task: Task, left: Edits | None = None) -> Trial:
-    tests = {path: text.encode() for path, text in task.hidden_tests.items()}
-    played: Any = sandbox
-    return asyncio.run(run_tests(played, task, tests, left or Edits()))
+    return asyncio.run(run_tests(played(sandbox), task, played(PlayedStart(task=task)), left or Edits()))
+
+
+def played(part: object) -> Any:
+    return part
 
 
 def test_edits_are_laid_down_and_hidden_tests_win() -> None:
@@ -137,15 +150,34 @@ REBUILT = ("make", "-s")
 
 
 def test_sources_are_rebuilt_before_there_are_tests() -> None:
-    sandbox = PlayedSandbox(a_result(b""), a_result(b""), a_result(PASSED), files=START)
-    trial = run(sandbox, a_task(rebuild=REBUILT), edits(a_py=b"mine"))
-    assert [call["command"] for call in sandbox.calls] == ["make", "/bin/sh", "python"]
-    # Nothing that the rebuild step left running sees a test.
-    assert sandbox.calls[1]["args"] == ["-c", "kill -KILL -1"]
-    assert "/workspace/test_a.py" not in sandbox.seen[1]
+    sandbox = PlayedSandbox(a_result(b""), a_result(PASSED), files=START)
+    task = a_task(rebuild=REBUILT)
+    start = PlayedStart(task=task)
+    trial = asyncio.run(run_tests(played(sandbox), task, played(start), edits(a_py=b"mine")))
+    assert [call["command"] for call in sandbox.calls] == ["make", "python"]
     assert sandbox.seen[0]["/workspace/a.py"] == b"mine"
     assert "/workspace/test_a.py" not in sandbox.seen[0]
     assert trial.report.passed == {"t::a"}
+    # Nothing that the rebuild step left running sees a test: they run in a fork of what it left on its disk.
+    assert start.stilled_ones == [sandbox]
+    assert start.asked == [{"index": 0, "grading": True, "snapshot_id": "sn-stilled"}]
+    assert start.ended == 1
+
+
+@pytest.mark.parametrize("error", [SandboxDied("gone"), OutOfSpace("full", scope="sandbox")])
+def test_a_rebuild_step_that_breaks_its_sandbox_is_the_policys(error: Any) -> None:
+    for stilling in (False, True):
+        sandbox = PlayedSandbox(a_result(b"") if stilling else error, files=START)
+        start = PlayedStart(task=a_task(rebuild=REBUILT))
+        start.stands_in_the_way = error
+        task = a_task(rebuild=REBUILT)
+        trial = asyncio.run(run_tests(played(sandbox), task, played(start), edits(a_py=b"mine")))
+        assert (trial.end, trial.report.passed) == (error.code, frozenset())
+        assert "/workspace/test_a.py" not in sandbox.files
+        sandbox = PlayedSandbox(a_result(b"") if stilling else error, files=START)
+        sandbox.death = Death(DeathCause.OUTSIDE, "seen")
+        with pytest.raises(VerifierError):
+            asyncio.run(run_tests(played(sandbox), task, played(start), edits(a_py=b"mine")))
 
 
 def test_an_untouched_state_is_not_rebuilt() -> None:
@@ -310,7 +342,7 @@ async def _refuse(path: str, **_: object) -> None:
 
 
 def trial(*, end: str = "exited", tests: dict[str, TestRecord] | None = None, **changes: Any) -> Trial:
-    values: dict[str, Any] = {"cpu_s": 1.0, "wall_s": 40.0, "test_wall_s": 32.0, "seen_waited_s": 30.0, **changes}
+    values: dict[str, Any] = {"cpu_s": 1.0, "wall_s": 40.0, "test_wall_s": 32.0, **changes}
     return Trial(Report(ready=True, tests=tests or {}), end=end, **values)
 
 
@@ -323,27 +355,57 @@ QUICK = TestRecord("failed", wall_s=0.1, cpu_s=0.0, waited_s=0.1)
 @pytest.mark.parametrize(
     ("case", "starved"),
     [
-        (trial(tests={"a": LATE}), True),
-        (trial(tests={"a": ASLEEP}), False),
-        (trial(tests={"a": QUICK}), False),
-        (trial(tests={"a": LATE}, seen_waited_s=0.1), False),
-        (trial(tests={"a": FORGED}), False),
-        (trial(tests={"a": FORGED}, seen_waited_s=0.1), False),
-        (trial(tests={"b": LATE}), False),
-        (trial(tests={"a": LATE}, test_wall_s=None), False),
-        (trial(tests={"a": LATE}, cpu_s=39.0), False),
-        (trial(end="timed_out", waited_s=30.0), True),
-        (trial(end="timed_out", waited_s=1.0), False),
-        (trial(end="timed_out", waited_s=30.0, cpu_s=30.0), False),
-        (trial(end="signaled", waited_s=0.0), False),
+        (trial(tests={"a": LATE}), False),
+        (trial(tests={"a": LATE}, starved=frozenset({"a"})), True),
+        (trial(tests={"a": LATE}, starved=frozenset({"b"})), False),
+        (trial(end="timed_out", missed_s=30.0), True),
+        (trial(end="timed_out", missed_s=17.5), True),
+        (trial(end="timed_out", missed_s=1.0), False),
+        (trial(end="timed_out", missed_s=30.0, cpu_s=30.0), False),
+        (trial(end="timed_out", missed_s=1.0, starved=frozenset({"a"})), False),
+        (trial(end="signaled"), False),
     ],
 )
 def test_only_a_machine_without_a_free_cpu_is_an_overload(case: Trial, starved: bool) -> None:
     assert case.is_starved(frozenset({"a"})) is starved
 
 
-@pytest.mark.parametrize(("others", "waited_s"), [(0, 9.0), (1, 0.0)])
-def test_at_the_wall_limit_the_kernel_is_asked_who_waited(others: int, waited_s: float) -> None:
+def asked(case: Trial, *waits_s: float) -> frozenset[str]:
+    """Of the late tests, those that were starved by what a cgroup counts: so many seconds of waiting at each look."""
+    looks, box = Looks(), PlayedSandbox()
+    box.uses = [CpuUse(0.1, 0.0, {7: ThreadUse(0.1, waited_s, True, False)}) for waited_s in waits_s]
+
+    async def look() -> None:
+        for _ in waits_s:
+            await looks.look(box)  # type: ignore[arg-type]
+
+    asyncio.run(look())
+    return find_starved(case, looks)
+
+
+@pytest.mark.parametrize(
+    ("case", "waits_s", "starved"),
+    [
+        (trial(tests={"a": LATE}), (0.0, 30.0), True),
+        (trial(tests={"a": ASLEEP}), (0.0, 30.0), True),
+        (trial(tests={"a": LATE}), (0.0, 0.1), False),
+        (trial(tests={"a": LATE}), (30.0, 30.1), False),
+        (trial(tests={"a": QUICK}), (0.0, 30.0), False),
+        (trial(tests={"a": FORGED}), (0.0, 30.0), False),
+        (trial(tests={"a": FORGED, "b": FORGED}), (0.0, 0.1), False),
+        (trial(tests={"a": LATE}, test_wall_s=None), (0.0, 30.0), False),
+        (trial(tests={"a": LATE}, end="timed_out"), (0.0, 30.0), False),
+        (trial(tests={"a": LATE}), (), False),
+    ],
+)
+def test_where_a_cgroup_counts_the_report_proves_nothing(
+    case: Trial, waits_s: tuple[float, ...], starved: bool
+) -> None:
+    assert asked(case, *waits_s) == (frozenset("a") if starved else frozenset())
+
+
+@pytest.mark.parametrize(("others", "missed_s"), [(0, 9.0), (1, 0.0)])
+def test_at_the_wall_limit_the_kernel_is_asked_who_waited(others: int, missed_s: float) -> None:
     class Stalled(PlayedSandbox):
         async def run(self, command: str, args: list[str], **options: Any) -> Any:
             await asyncio.sleep(0.2)
@@ -353,7 +415,7 @@ def test_at_the_wall_limit_the_kernel_is_asked_who_waited(others: int, waited_s:
     late = a_result(report(finished=False), reason=Reason.TIMED_OUT, wall_s=10.0, cpu_s=0.1)
     task = a_task(limits=TaskLimits(grade_wall_s=0.05))
     files |= {f"/proc/{20 + each}/stat": stat("R", 0) for each in range(1 + others)}
-    assert run(Stalled(late, files=files), task).waited_s == pytest.approx(waited_s)
+    assert run(Stalled(late, files=files), task).missed_s == pytest.approx(missed_s)
 
 
 def stat(state: str, ticks: int) -> bytes:
