@@ -61,6 +61,8 @@ def print_short(figures: RunFigures) -> None:
     )
     if figures.pass_at:
         print_line("pass@k: " + ", ".join(f"{k}: {chance:.3f}" for k, chance in figures.pass_at))
+    if figures.judges:
+        print_line("judged by: " + ", ".join(f"{kind} {count}" for kind, count in figures.judges))
     if figures.failures:
         print_line("failures: " + ", ".join(f"{kind} {count}" for kind, count, _ in figures.failures))
     total = sum(figures.stages.values())

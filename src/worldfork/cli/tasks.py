@@ -13,11 +13,10 @@ from worldfork.cli.boundary import FAILED, OK, PARTIAL, verb
 from worldfork.cli.leaks import leaks
 from worldfork.cli.printing import print_json, print_line, print_table, progress
 from worldfork.cli.sandboxes import AsJson
-from worldfork.core.errors import ConfigError
+from worldfork.cli.task_files import RepositoriesFile, Repository, read_tasks
 from worldfork.records.task import Task
 from worldfork.rollout.checking import Checker, TaskCheck
-from worldfork.rollout.judging import home_calibrations
-from worldfork.rollout.loading import load_tasks
+from worldfork.rollout.judges import home_calibrations
 from worldfork.rollout.starts import StartingStates
 
 tasks = typer.Typer(no_args_is_help=True, help="Look whether tasks are fit to be trained on.")
@@ -31,10 +30,12 @@ def check(
     task: Annotated[list[str] | None, typer.Option(help="Only the task of this id; may be repeated.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Kind of verifier, in the place of what the tasks name.")] = None,
     world: Annotated[str | None, typer.Option(help="Snapshot that lies below tasks which name no world.")] = None,
+    repositories: RepositoriesFile = None,
+    repository: Repository = None,
     as_json: AsJson = False,
 ) -> int:
     """Grade the reference and the untouched state of each task, and refuse tasks that teach nothing."""
-    chosen = _chosen(load_tasks(tasks), task or [])
+    chosen = read_tasks(tasks, task, repositories, repository)
     spec = None if verifier is None else {"kind": verifier}
     checks = asyncio.run(_check(chosen, times, world, spec, quiet=as_json))
     if as_json:
@@ -57,11 +58,12 @@ async def _check(
         return await checker.check_all(chosen, times, lambda found: steps.advance(found.task_id))
 
 
-def _chosen(every: list[Task], wanted: list[str]) -> list[Task]:
-    missing = sorted(set(wanted) - {task.task_id for task in every})
-    if missing:
-        raise ConfigError(f"there is no task {missing[0]!r} in the file", task_id=missing[0])
-    return [task for task in every if not wanted or task.task_id in wanted]
+def _verifier(found: TaskCheck) -> str:
+    """Return the kind of verifier that grades a task; behind the one that chose it, if one did."""
+    kind = found.verifier_id.partition(":")[0]
+    if kind != "auto" or found.split is None:
+        return kind
+    return f"auto: {'split' if found.split else 'pytest'}"
 
 
 def _print(checks: list[TaskCheck]) -> None:
@@ -69,7 +71,7 @@ def _print(checks: list[TaskCheck]) -> None:
         (
             found.task_id,
             "fit" if found.fit else "refused",
-            found.verifier_id.partition(":")[0] + {True: ", split", False: ", whole", None: ""}[found.split],
+            _verifier(found),
             f"{min(found.reference):.2f}" if found.reference else None,
             f"{max(found.nop):.2f}" if found.nop else None,
             f"{len(found.nop_passes)}/{len(found.expected)}",
@@ -82,6 +84,11 @@ def _print(checks: list[TaskCheck]) -> None:
     for found in checks:
         if found.why:
             print_line(f"{found.task_id}: {found.why}")
+        if found.split_why:
+            by = (
+                "pytest, in one process with the code under test" if found.verifier_id.startswith("auto:") else "nobody"
+            )
+            print_line(f"{found.task_id}: judged by {by}, since it cannot be split: {found.split_why}")
         if found.unmet:
             print_line(f"{found.task_id}: {len(found.unmet)} pass_to_pass do not pass here, such as {found.unmet[0]}")
     print_line(f"\n{len(checks)} tasks: {sum(found.fit for found in checks)} are fit")

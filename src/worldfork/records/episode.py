@@ -115,6 +115,9 @@ class Episode:
     """`fresh`: graded in a fork of the starting state. `final`: in, or by the look of, a frozen fork of the end."""
     verifier_id: str = ""
     """What graded it, with everything that decides how."""
+    judged_by: str = ""
+    """Which verifier that was for this task, where `verifier_id` chooses among several; empty where nothing was left
+    to be judged."""
     seed: int | None = None
     """WORLDFORK_SEED inside, and the policy's seed."""
     attempt: int = 1

@@ -224,6 +224,7 @@ class WeightedVerifier:
             trust=self.trust,
             calibrate_s=math.fsum(grade.calibrate_s for grade in grades.values()),
             grade_s=math.fsum(grade.grade_s for grade in grades.values()),
+            judged_by=", ".join(f"{name}: {grade.judged_by}" for name, grade in grades.items() if grade.judged_by),
             notes=tuple(f"{name}: {note}" for name, grade in grades.items() for note in grade.notes[:2]),
         )
 

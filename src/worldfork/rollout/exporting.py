@@ -158,6 +158,7 @@ def _row(run: StoredRun, episode: Episode, advantage: float | None) -> Row:
         "failure_message": None if failure is None else failure.message,
         "trust": episode.trust,
         "verifier_id": episode.verifier_id,
+        "judged_by": episode.judged_by,
         "started_s": episode.started_s,
         **{each.name: getattr(episode.timings, each.name) for each in fields(Timings)},
         "snapshot_id": episode.snapshot_id,

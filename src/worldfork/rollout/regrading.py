@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from worldfork.core.clock import SystemClock
-from worldfork.core.errors import NotFound, VerifierError
+from worldfork.core.errors import ConfigError, NotFound
 from worldfork.core.ids import content_id
 from worldfork.core.threads import in_thread
+from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.snapshots import SnapshotInfo
 from worldfork.records.edits import Edits
 from worldfork.records.episode import Episode, FailureKind, Timings
 from worldfork.records.task import Task
 from worldfork.reward.verifier import Case, Start, Verifier
-from worldfork.rollout.attempt import checked_grade, graded
+from worldfork.rollout.bounds import to_its_end
 from worldfork.rollout.faults import failure_of
 from worldfork.rollout.journal import Journal
-from worldfork.rollout.judging import cpus, judges
+from worldfork.rollout.judges import cpus, judges
+from worldfork.rollout.outcome import checked_grade, graded
 from worldfork.rollout.starts import StartingStates
 from worldfork.rollout.stored import StoredRun
 
@@ -62,17 +64,19 @@ async def regrade(
         on_episode: called with each as it ends, once it is written.
 
     Returns:
-        By group and index. Episodes of which nobody knows what their policy left are not among them; one whose
-        stored edits are gone or damaged has a failure of kind `carry`, never the reward 0.
+        By group and index. Episodes of which nobody knows what their policy left are not among them, nor, for a
+        verifier that looks at whole final states, those whose state was not kept; one whose stored edits are gone or
+        damaged has a failure of kind `carry`, never the reward 0.
 
     Raises:
-        ConfigError: the verifier is none. NotFound: a task is not known.
+        ConfigError: the verifier is none, or looks at whole final states and there is not one. NotFound: a task is
+        not known.
         OSError: the results could not be written.
     """
     judge = _judge(verifier)
     ordered = [each for group in run.groups for each in group.episodes]
     chosen = [each for each in ordered if each.edits is not None or _left_nothing(each)]
-    jobs = [(each, _task_of(run, each, verifier)) for each in chosen]
+    jobs = await _gradable([(each, _task_of(run, each, verifier)) for each in chosen], judge)
     if not jobs:
         return []
     name = content_id(*sorted({judge(task).verifier_id.encode() for _, task in jobs}))[:16]
@@ -116,7 +120,8 @@ class _Work:
                 if after is None:
                     after = await self._grade(before, task)
                     async with self._writing:
-                        await in_thread(self._journal.append, [after])
+                        # Not left half done: the journal is closed after this.
+                        await to_its_end(in_thread(self._journal.append, [after]))
                 results[place] = Regraded(before, after)
                 if self._on_episode is not None:
                     self._on_episode(results[place])
@@ -135,7 +140,8 @@ class _Work:
         judge = self._judge(task)
         after = replace(
             before, verifier_id=judge.verifier_id, trust=judge.trust, started_s=clock.now_s(), parts={}, expected=(),
-            passed=(), failed=(), untouched=(), grade_end=None, grading_sandbox_id=None, reward=0.0, failure=None,
+            passed=(), failed=(), untouched=(), grade_end=None, grading_sandbox_id=None, judged_by="", reward=0.0,
+            failure=None,
         )  # fmt: skip
         stage = FailureKind.CARRY
         try:
@@ -164,12 +170,6 @@ class _Work:
         return edits
 
     def _case(self, before: Episode, task: Task, start: Start, edits: Edits | None, judge: Verifier) -> Case:
-        if judge.needs_end and edits is not None and before.final_snapshot_id is None:
-            raise VerifierError(
-                f"{judge.verifier_id} looks at the whole final state, which this run did not keep",
-                remedy="roll out with --keep all",
-                kind=FailureKind.GRADING,
-            )
         return Case(
             task,
             start,
@@ -180,6 +180,35 @@ class _Work:
             end_snapshot_id=before.final_snapshot_id if judge.needs_end else None,
             trajectory=self._run.trajectory(before),
         )
+
+
+async def _gradable(
+    jobs: Sequence[tuple[Episode, Task]], judge: Callable[[Task], Verifier]
+) -> list[tuple[Episode, Task]]:
+    """Return those that can be graded: all, but where a verifier needs final states those whose state is there.
+
+    Raises:
+        ConfigError: all need final states, and there is not one.
+    """
+    needed = {each.key: judge(task) for each, task in jobs if each.edits is not None and judge(task).needs_end}
+    if not needed:
+        return list(jobs)
+    there = await kept_states()
+    missing = {each.key for each, _ in jobs if each.key in needed and each.final_snapshot_id not in there}
+    if len(missing) == sum(each.edits is not None for each, _ in jobs):
+        named = sum(each.final_snapshot_id is not None for each, _ in jobs if each.key in needed)
+        why = f"all {named} that the run kept were deleted" if named else "the run kept none"
+        raise ConfigError(
+            f"{next(iter(needed.values())).verifier_id} looks at whole final states, of which there is not one: {why}",
+            remedy="roll out again with --keep all, or name a verifier that grades what the policies left",
+            field="verifier",
+        )
+    return [(each, task) for each, task in jobs if each.key not in missing]
+
+
+async def kept_states() -> set[str]:
+    """Return the ids of all snapshots of this home."""
+    return {each.snapshot_id for each in await AsyncSandbox.list_all_snapshots()}
 
 
 def _left_nothing(episode: Episode) -> bool:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tests.unit.cli.conftest import Invoke
@@ -28,6 +28,7 @@ class PlayedChecker:
 
     fit: Sequence[bool] = (True,)
     asked: dict[str, Any]
+    proof: ClassVar[dict[str, Any]] = {"split": True}
 
     def __init__(self, start_of: object, calibrations: object, spec: dict[str, str] | None) -> None:
         type(self).asked = {"spec": spec}
@@ -43,7 +44,7 @@ class PlayedChecker:
                 fit,
                 "" if fit else "it is worth 1 without any change",
                 "auto:12",
-                split=True,
+                **self.proof,
                 reference=(1.0, 1.0),
                 nop=(0.0, 0.5),
                 expected=("a", "b"),
@@ -82,8 +83,20 @@ def test_the_exit_code_says_how_many_are_fit(
     assert result.exit_code == code
     assert f"2 tasks: {sum(fit)} are fit" in result.stdout
     assert ("without any change" in result.stdout) is (not all(fit))
-    assert "auto, split" in result.stdout
+    assert "auto: split" in result.stdout
+    assert "cannot be split" not in result.stdout
     assert PlayedChecker.asked == {"spec": None, "tasks": ["one", "two"], "times": 3}
+
+
+def test_a_task_that_is_judged_by_less_says_so_and_why(
+    invoke: Invoke, two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PlayedChecker, "fit", (True, True))
+    monkeypatch.setattr(PlayedChecker, "proof", {"split": False, "split_why": "they see more"})
+    result = invoke("tasks", "check", str(two))
+    assert "auto: pytest" in result.stdout
+    assert "one: judged by pytest, in one process with the code under test" in result.stdout
+    assert "cannot be split: they see more" in result.stdout
 
 
 def test_one_task_by_one_verifier_as_json(invoke: Invoke, two: Path) -> None:

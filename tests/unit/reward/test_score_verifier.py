@@ -160,3 +160,9 @@ def test_weights(weight: Any) -> None:
         WeightedVerifier({})
     with pytest.raises(ConfigError):
         WeightedVerifier({"a": Part(scored(1.0))}, combine="most")
+
+
+def test_parts_say_who_judged_them() -> None:
+    by_split = ScoreVerifier(lambda _: Grade(0.5, judged_by="split:1"), name="one")
+    parts = {"tests": Part(by_split), "notes": Part(scored(1.0))}
+    assert asyncio.run(WeightedVerifier(parts).grade(a_case())).judged_by == "tests: split:1"

@@ -213,3 +213,18 @@ def test_a_page_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         write_report(StoredRun(directory), tmp_path / "absent" / "report.html")
     assert json.dumps(sorted(each.name for each in tmp_path.iterdir())) == '["run"]'
+
+
+def test_who_judged_is_told(tmp_path: Path) -> None:
+    task = a_task()
+    auto = "auto:split:12:pytest:34"
+    judged = [(auto, "split:12"), (auto, "split:12"), (auto, "pytest:34"), (auto, ""), ("files:56", "")]
+    episodes = [
+        an_episode(task, index, 0.5, verifier_id=asked, judged_by=by) for index, (asked, by) in enumerate(judged)
+    ]
+    directory = write_run(tmp_path / "r", [*episodes, an_episode(task, 5, None, verifier_id=auto)])
+    figures = figures_of(StoredRun(directory))
+    assert figures.judges == (("split", 2), ("pytest", 1), ("nothing left", 1), ("files", 1))
+    page = page_of(directory)
+    assert "judged by split 2, pytest 1, nothing left 1, files 1" in page.text
+    assert "pytest:34" in page.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from worldfork.reward.pytest_verifier import PytestVerifier
 from worldfork.reward.split.verifier import SplitVerifier
 from worldfork.reward.verifier import FRESH, Case, Grade
@@ -39,13 +41,14 @@ class AutomaticVerifier:
         return self._split if proof.capable else self._pytest
 
     async def grade(self, case: Case) -> Grade:
-        """Say what a final state is worth.
+        """Say what a final state is worth; `judged_by` tells which of the two says it.
 
         Raises:
             VerifierError: it could not be judged. SandboxError, StoreError, ForkError: a fork could not be made or
                 written to.
         """
-        return await (await self.choose(case)).grade(case)
+        chosen = await self.choose(case)
+        return replace(await chosen.grade(case), judged_by=chosen.verifier_id)
 
     async def grade_nothing(self, case: Case) -> Grade:
         """Give 0 to a policy that left nothing to be looked at.

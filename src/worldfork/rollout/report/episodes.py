@@ -121,6 +121,7 @@ def _facts(episode: Episode) -> str:
         ("grading", episode.grade_end),
         ("parts", ", ".join(f"{name} {value:.3f}" for name, value in sorted(episode.parts.items()))),
         ("verifier", f"{episode.verifier_id} ({episode.trust})" if episode.verifier_id else episode.trust),
+        ("judged by", episode.judged_by),
         ("attempt", episode.attempt if episode.attempt > 1 else None),
         ("faults before", ", ".join(episode.faults)),
         ("seed", episode.seed),

@@ -97,6 +97,8 @@ class RunFigures:
     """(kind, how many, the first few), most frequent first."""
     ends: tuple[tuple[str, int], ...]
     """How the policies' turns ended, most frequent first."""
+    judges: tuple[tuple[str, int], ...]
+    """Which kind of verifier gave the rewards, most frequent first; `nothing left` where none had anything to judge."""
     retried_n: int
     pass_at: tuple[tuple[int, float], ...]
     """(k, estimated chance that one of k rollouts of a task has the reward 1), over the groups with k scored ones
@@ -144,6 +146,7 @@ def figures_of(run: StoredRun) -> RunFigures:
         stages=_added(each.stages for each in groups),
         failures=_failures(episodes),
         ends=tuple(Counter(each.policy_end for each in episodes if not was_stopped(each)).most_common()),
+        judges=tuple(Counter(_judge(each) for each in episodes if each.valid and each.verifier_id).most_common()),
         retried_n=sum(each.attempt > 1 for each in episodes),
         pass_at=tuple(_pass_at(groups)),
         over_time=tuple(_over_time(episodes, began_s)),
@@ -181,6 +184,13 @@ def stages_of(episode: Episode) -> dict[str, float]:
         "clean_up": times.stop_s or 0.0,
     }
     return {**found, "other": max(0.0, times.total_s - sum(found.values()))}
+
+
+def _judge(episode: Episode) -> str:
+    kind = episode.verifier_id.partition(":")[0]
+    if kind != "auto":
+        return kind
+    return episode.judged_by.partition(":")[0] or "nothing left"
 
 
 def _group(group: StoredGroup) -> GroupFigures:

@@ -99,10 +99,12 @@ def _header(figures: RunFigures) -> str:
     )
     places = (("rewards", "Rewards"), ("groups", "Groups"), ("failures", "Failures"), ("times", "Times"),
               ("episodes", "Episodes"))  # fmt: skip
+    judges = ", ".join(f"{kind} {count}" for kind, count in figures.judges)
     links = "".join(f'<a href="#{place}">{words}</a>' for place, words in places)
     return (
         f"<header><h1>{figures.ran_n} rollouts of {figures.tasks_n} tasks</h1>"
-        f"<p>{escaped(policies)} · {escaped(figures.run_id)} · began {began}</p><nav>{links}</nav></header>"
+        f"<p>{escaped(policies)} · {escaped(figures.run_id)} · began {began}"
+        f"{f' · judged by {escaped(judges)}' if judges else ''}</p><nav>{links}</nav></header>"
         f'<div class="tiles">{shown}</div>'
     )
 
