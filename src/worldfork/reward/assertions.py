@@ -24,6 +24,9 @@ from worldfork.reward.scoring import checked_weight
 MAX_FILE_BYTES = 64 << 20
 """A larger file is no answer to what is asked of its content."""
 
+MAX_JSON_BYTES = 4 << 20
+"""The same of a file that is read as JSON: what it says takes many times its size in memory."""
+
 MAX_CHECKS = 10_000
 
 _KINDS = {"file": "f", "directory": "d", "link": "l", "fifo": "p", "socket": "s", "device": "bc"}
@@ -223,6 +226,8 @@ def _inside(browsed: Browsed, check: FileCheck, node: Node) -> tuple[str, str]:
         return "is no file", ""
     if info.st_size > MAX_FILE_BYTES:
         return f"is larger than {MAX_FILE_BYTES >> 20} MiB", ""
+    if check.json and info.st_size > MAX_JSON_BYTES:
+        return f"is larger than {MAX_JSON_BYTES >> 20} MiB of JSON", ""
     data = b"".join(browsed.view.read(node))
     if check.sha256 and hashlib.sha256(data).hexdigest() != check.sha256:
         return "has other bytes", ""

@@ -10,6 +10,11 @@ from dataclasses import dataclass, field
 MAX_TEST_ID_CHARACTERS = 4096
 """A longer id is not one of a test."""
 
+MAX_LINES = 250_000
+"""More lines say nothing: whoever writes them may want to keep their reader busy."""
+
+_MAX_LINE_BYTES = 64 << 10
+
 
 @dataclass(frozen=True)
 class TestRecord:
@@ -46,12 +51,12 @@ def read_report(output: bytes) -> Report:
     """Read the reporter's lines. Never raises: a line that is none of its own is left out.
 
     An id that is reported more than once has passed only if it passed each time. A last line without its end
-    is left out.
+    is left out, and so are all behind the first `MAX_LINES`.
     """
     ready = finished = False
     collected: int | None = None
     tests: dict[str, TestRecord] = {}
-    for line in output.split(b"\n")[:-1]:
+    for line in output.split(b"\n", MAX_LINES)[:-1]:
         facts = _facts(line)
         if "id" in facts:
             _add_test(tests, facts)
@@ -65,6 +70,8 @@ def read_report(output: bytes) -> Report:
 
 
 def _facts(line: bytes) -> dict[str, object]:
+    if len(line) > _MAX_LINE_BYTES:
+        return {}
     try:
         facts = json.loads(line)
     except (ValueError, RecursionError):

@@ -16,7 +16,7 @@ from worldfork.content.merged import MergedView
 from worldfork.core.errors import PathError, VerifierError
 from worldfork.keeping.browse import Browsed
 from worldfork.records.episode import FailureKind
-from worldfork.reward import matching
+from worldfork.reward import assertions, matching
 from worldfork.reward.assertions import FilesSpec, check_files, text_of
 from worldfork.reward.matching import matches
 
@@ -111,3 +111,12 @@ def test_a_search_that_the_machine_ended_says_nothing_of_the_text(monkeypatch: p
     monkeypatch.setattr(matching, "_MATCH_WALL_S", 0.2)
     with program(monkeypatch, "import time; time.sleep(60)"):
         look_for("a", "a")
+
+
+def test_json_that_would_take_much_memory_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out.json").write_text('{"x": [' + "[]," * 1000 + "0]}")
+    asked = {"path": "/out.json", "json": {"/x/0": []}}
+    assert failures(browsed(tmp_path), **asked) == []
+    monkeypatch.setattr(assertions, "MAX_JSON_BYTES", 1000)
+    assert "larger" in failures(browsed(tmp_path), **asked)[0]
+    assert failures(browsed(tmp_path), path="/out.json", contains="[]") == []

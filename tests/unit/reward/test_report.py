@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import json
+import time
 
-from worldfork.reward.report import read_report
+from worldfork.reward.report import Report, read_report
 
 
 def lines(*facts: object) -> bytes:
@@ -68,3 +69,13 @@ def test_what_is_no_line_of_the_reporter_is_left_out() -> None:
     assert set(report.tests) == {"d"}
     assert report.tests["d"].wall_s == report.tests["d"].cpu_s == report.tests["d"].waited_s == 0.0
     assert report.collected is None
+
+
+def test_a_flood_of_lines_keeps_nobody_busy() -> None:
+    line = b'{"id": "a", "outcome": "passed"}\n'
+    began_s = time.process_time()
+    found = read_report(b'{"ready": 1}\n' + line + b"\n" * (16 << 20))
+    assert found.passed == {"a"}
+    assert time.process_time() - began_s < 3
+    # A line that no test has is none.
+    assert read_report(b'{"ready": 1, "x": [' + b"[]," * (1 << 16) + b"0]}\n") == Report()
