@@ -112,8 +112,9 @@ def test_services_are_started_and_what_they_do_is_graded(tmp_path: Path) -> None
 
 
 def test_only_declared_services_run(tmp_path: Path) -> None:
-    unserved = task(hidden_tests={"test_it.py": NOBODY}, test_args=())
-    (grade,) = grade_ends(tmp_path, FinalSpec(), "setsid python server.py >/dev/null 2>&1 & sleep 1", what=unserved)
+    unserved = task(hidden_tests={"test_it.py": FILES_TEST + NOBODY}, test_args=())
+    line = "touch right; setsid python server.py >/dev/null 2>&1 & sleep 1"
+    (grade,) = grade_ends(tmp_path, FinalSpec(), line, what=unserved)
     assert grade.reward == 1.0
 
 
