@@ -173,6 +173,7 @@ int builtin_main(int argc, char **argv)
 		{"read", builtin_read}, {"write", builtin_write},   {"list", builtin_list},
 		{"stat", builtin_stat}, {"delete", builtin_delete}, {"mkdir", make_directory},
 		{"symlink", make_link}, {"chmod", change_mode},     {"rename", move},
+		{"lay", builtin_lay},
 	};
 	errno = 0;
 	for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)

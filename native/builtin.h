@@ -23,10 +23,16 @@ int builtin_make_parents(const char *path);
 /* A number in the given base that fills the whole word. */
 bool builtin_number(const char *word, int base, uint64_t max, uint64_t *value);
 
+/* Opens a directory in another: through no link, onto no mount. -1 with errno. */
+int builtin_open_below(int dir, const char *name);
+/* Removes what is in the open directory `parent`, which is closed. */
+int builtin_delete_at(int parent, const char *name, bool recursive);
+
 int builtin_read(int argc, char **argv);
 int builtin_write(int argc, char **argv);
 int builtin_list(int argc, char **argv);
 int builtin_stat(int argc, char **argv);
 int builtin_delete(int argc, char **argv);
+int builtin_lay(int argc, char **argv);
 
 #endif

@@ -27,7 +27,7 @@ struct descent {
 	int fd; /* the directory at the bottom */
 };
 
-static int open_below(int dir, const char *name)
+int builtin_open_below(int dir, const char *name)
 {
 	struct open_how how = {.flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC,
 			       .resolve = RESOLVE_NO_XDEV | RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH};
@@ -113,7 +113,7 @@ static int clear_level(struct descent *d, int *down, char *name)
 			break;
 		}
 		int refused = errno;
-		*down = open_below(d->fd, entry->d_name);
+		*down = builtin_open_below(d->fd, entry->d_name);
 		if (*down < 0)
 			error = errno == ENOTDIR ? refused : errno;
 		else
@@ -167,7 +167,7 @@ static int open_parent(const char *path, char *name, int *fd)
 	return *fd < 0 ? errno : 0;
 }
 
-static int delete_at(int parent, const char *name, bool recursive)
+int builtin_delete_at(int parent, const char *name, bool recursive)
 {
 	if (unlinkat(parent, name, 0) == 0)
 		return close(parent), 0;
@@ -177,7 +177,7 @@ static int delete_at(int parent, const char *name, bool recursive)
 			: errno == ENOTDIR                        ? error
 								  : errno;
 	} else if (error == EISDIR || error == EPERM) {
-		int fd = open_below(parent, name);
+		int fd = builtin_open_below(parent, name);
 		if (fd >= 0)
 			return delete_tree(parent, fd, name);
 		error = errno == ENOTDIR ? error : errno;
@@ -197,7 +197,7 @@ int builtin_delete(int argc, char **argv)
 	}
 	int error = open_parent(argv[1], name, &parent);
 	if (!error)
-		error = delete_at(parent, name, recursive);
+		error = builtin_delete_at(parent, name, recursive);
 	errno = error;
 	return error ? builtin_fail(argv[1], NULL) : 0;
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from worldfork.lineage.handle import Handle
 from worldfork.records.sandbox import DirectoryEntry, ListDirectoryResponse
 from worldfork.sandbox import download, files, upload
+from worldfork.sandbox.files import lay
 from worldfork.sandbox.replies import FileRecord
 
 
@@ -25,6 +27,23 @@ class Transfers(Handle):
             PathError: no such file, not a regular one, or larger than `max_bytes`.
         """
         return await files.read_file(await self._live.connection(), path, max_bytes=max_bytes, **self._where(path))
+
+    async def lay_files(
+        self, directory: str, files: Mapping[str, tuple[bytes, int]], *, removed: Iterable[str] = ()
+    ) -> None:
+        """Remove what is at some paths below a directory, then write regular files there: any number at once.
+
+        No link below it is followed; what stands in a file's way, a link or a directory, gives way to it.
+
+        Args:
+            directory: must be there.
+            files: path below it -> content and permission bits.
+            removed: paths below it; nothing need be there.
+
+        Raises:
+            PathError: something could not be removed or written; what came before it stays.
+        """
+        await lay(await self._live.connection(), directory, files, removed=removed, **self._where(directory))
 
     async def upload_file(self, local_path: str | Path, path: str) -> None:
         """Copy a file of the host into the sandbox, with its mode."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-from collections.abc import AsyncGenerator, AsyncIterable
+import os
+import struct
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
 from typing import Final
 
 from worldfork.core.errors import ConfigError, PathError
@@ -25,6 +27,10 @@ _MAX_WORDS_BYTES: Final = 4096
 _SIZE_BYTES: Final = 8
 """A read begins with the file's size, a u64."""
 _REAP_S: Final = 10.0
+_LAY_HEAD: Final = struct.Struct("<cxHIQ")
+"""Of one thing to lay: r or f, a mode, the sizes in bytes of its path and its content."""
+_LAY_BYTES: Final = 256 * 1024
+"""What is sent of these at a time, where they are small."""
 
 
 async def read_file(
@@ -147,6 +153,49 @@ async def write_file(
     if mtime_ns is not None:
         arguments.append(str(mtime_ns))
     await connection.builtin("write", path, *arguments, stdin=data, user=user, working_dir=working_dir)
+
+
+async def lay(
+    connection: Connection,
+    directory: str,
+    files: Mapping[str, tuple[bytes, int]],
+    *,
+    removed: Iterable[str] = (),
+    user: str = "",
+    working_dir: str = "/",
+) -> None:
+    """Remove what is at some paths below a directory, then write regular files there, all in one request.
+
+    No link in the directory is followed, and no mount crossed. What stands in a file's way gives way to it, whatever
+    it is; directories above it are made. What is removed need not be there. Not atomic.
+
+    Args:
+        directory: must be there.
+        files: path -> content and permission bits. As those of `removed`, relative, without `.` and `..`.
+
+    Raises:
+        PathError: something cannot be removed or written; the message says what.
+    """
+    async with contextlib.aclosing(_records(files, removed)) as records:
+        await connection.builtin("lay", directory, stdin=records, user=user, working_dir=working_dir)
+
+
+async def _records(files: Mapping[str, tuple[bytes, int]], removed: Iterable[str]) -> AsyncGenerator[bytes, None]:
+    waiting: list[bytes] = []
+    size_bytes = 0
+    for kind, path, content, mode in (
+        *((b"r", path, b"", 0) for path in removed),
+        *((b"f", path, *file) for path, file in files.items()),
+    ):
+        name = os.fsencode(path)
+        waiting += (_LAY_HEAD.pack(kind, mode, len(name), len(content)), name, content)
+        size_bytes += len(name) + len(content)
+        if size_bytes >= _LAY_BYTES:
+            yield b"".join(waiting)
+            waiting.clear()
+            size_bytes = 0
+    if waiting:
+        yield b"".join(waiting)
 
 
 async def list_directory(

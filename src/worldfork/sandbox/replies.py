@@ -156,6 +156,7 @@ _SENTENCES: Final = {
     "symlink": "cannot make the link",
     "chmod": "cannot change the mode of",
     "rename": "cannot rename",
+    "lay": "cannot lay files below",
 }
 
 

@@ -158,3 +158,71 @@ def test_files_belong_to_the_user(do: Operation, work: Path) -> None:
     work.chmod(0o777)
     assert do("write", "d/file", "-", stdin=b"x" * 60_000, user="nobody").code == 0
     assert ((work / "d/file").stat().st_uid, (work / "d/file").stat().st_size) == (65534, 60_000)
+
+
+def laid(*things: tuple[bytes, str, bytes, int]) -> bytes:
+    return b"".join(
+        struct.pack("<cxHIQ", what, mode, len(os.fsencode(path)), len(content)) + os.fsencode(path) + content
+        for what, path, content, mode in things
+    )
+
+
+def test_lay_replaces_whatever_stands_in_the_way(do: Operation, work: Path) -> None:
+    base, other = work / "base", work / "other"
+    for directory in (base, other, base / "dir" / "in", base / "roots" / "deep"):
+        directory.mkdir(parents=True)
+    (other / "kept").write_text("kept")
+    (base / "file").write_text("x")
+    (base / "hard").write_text("x")
+    os.link(base / "hard", other / "hard")
+    (base / "link").symlink_to(other)
+    (base / "last").symlink_to(other / "kept")
+    os.mkfifo(base / "pipe")
+    big = os.urandom(40_000)
+    things = laid(
+        (b"r", "roots", b"", 0),
+        (b"r", "absent/deep", b"", 0),
+        (b"r", "link/kept", b"", 0),
+        (b"r", "file/below", b"", 0),
+        (b"f", "dir", b"1", 0o644),
+        (b"f", "file/a/b", b"2", 0o755),
+        (b"f", "link/kept", b"3", 0o644),
+        (b"f", "last", b"4", 0o644),
+        (b"f", "pipe", b"5", 0o4600),
+        (b"f", "hard", b"6", 0o644),
+        (b"f", "big\udcff", big, 0o600),
+        (b"f", "empty", b"", 0o644),
+    )
+    assert do("lay", "base", stdin=things).code == 0
+    found = {
+        str(path.relative_to(base)): (path.read_bytes(), path.stat().st_mode & 0o7777)
+        for path in base.rglob("*")
+        if not path.is_dir()
+    }
+    assert found == {
+        "dir": (b"1", 0o644), "file/a/b": (b"2", 0o755), "link/kept": (b"3", 0o644), "last": (b"4", 0o644),
+        "pipe": (b"5", 0o4600), "hard": (b"6", 0o644), "big\udcff": (big, 0o600), "empty": (b"", 0o644),
+    }  # fmt: skip
+    assert not any(path.is_symlink() for path in base.rglob("*"))
+    assert ((other / "kept").read_text(), (other / "hard").read_text()) == ("kept", "x")
+    assert not (base / "roots").exists()
+
+
+@pytest.mark.parametrize("path", ["../out", "a/../../out", "/out", "a//b", "./a", "", "a/", "a\0b"])
+def test_lay_stays_below_its_directory(do: Operation, work: Path, path: str) -> None:
+    (work / "base" / "a").mkdir(parents=True)
+    (work / "out").write_text("kept")
+    for what in (b"r", b"f"):
+        assert do("lay", "base", stdin=laid((what, path, b"x", 0o644))).code == errno.EINVAL
+    assert (work / "out").read_text() == "kept"
+    assert [each.name for each in (work / "base").rglob("*")] == ["a"]
+
+
+@pytest.mark.parametrize("cut", [1, 15, 17, 20])
+def test_lay_tells_of_input_that_ends_early(do: Operation, work: Path, cut: int) -> None:
+    (work / "base").mkdir()
+    assert do("lay", "base", stdin=laid((b"f", "abc", b"content", 0o644))[:cut]).code == errno.EPIPE
+    assert do("lay", "base", stdin=b"").code == 0
+    assert do("lay", "base", stdin=laid((b"x", "abc", b"", 0))).code == errno.EINVAL
+    assert do("lay", "absent", stdin=b"").code == errno.ENOENT
+    assert do("lay").code == errno.EINVAL

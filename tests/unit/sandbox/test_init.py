@@ -432,6 +432,33 @@ def test_files(place: Path, inside: str) -> None:
     with_init(place, test)
 
 
+def test_very_many_files_are_laid_in_one_request(place: Path, inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    builtin = Connection.builtin
+
+    async def counted(self: Connection, operation: str, *arguments: Any, **options: Any) -> bytes:
+        asked.append(operation)
+        return await builtin(self, operation, *arguments, **options)
+
+    monkeypatch.setattr(Connection, "builtin", counted)
+    many = {f"d{number % 50}/f{number}": (b"%d" % number, 0o644) for number in range(2000)}
+
+    async def test(connection: Connection) -> None:
+        await files.lay(connection, inside, {"gone": (b"", 0o644), "big": (bytes(3_000_000), 0o600)})
+        await files.lay(connection, inside, many, removed=["gone", "d1"])
+        with pytest.raises(PathError, match="outside") as caught:
+            await files.lay(connection, inside, {"../outside": (b"", 0o644)})
+        assert (caught.value.path, caught.value.errno) == (inside, errno.EINVAL)
+
+    with_init(place, test)
+    found = [path for path in Path(inside).rglob("*") if path.is_file()]
+    assert {str(path.relative_to(inside)): path.read_bytes() for path in found if path.name != "big"} == {
+        name: content for name, (content, _) in many.items()
+    }
+    assert Path(inside, "big").stat().st_size == 3_000_000
+    assert asked == ["lay"] * 3
+
+
 def test_reading_what_is_no_file_fails_at_once(place: Path, inside: str) -> None:
     os.mkfifo(f"{inside}/pipe")
     with open(f"{inside}/sparse", "wb") as sparse:
