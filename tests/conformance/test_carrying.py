@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from worldfork import AsyncSandbox
+from worldfork.content import mapped, merged
+from worldfork.content.stack import LayerStack, Node
 from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.task import Task
 from worldfork.records.task_limits import TaskLimits
@@ -147,6 +149,53 @@ def test_a_directory_of_very_many_entries_is_not_listed(monkeypatch: pytest.Monk
     edits = carried(a_task(("a.py", "pkg/**/*.py")), many)
     assert dict(edits.files) == {"a.py": EditedFile(b"A")}
     assert edits.dropped == (("pkg/**/*.py", "files"),)
+
+
+@pytest.mark.behaviour("carry-4")
+def test_a_directory_that_was_filled_elsewhere_and_moved_there_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "MOST_CHANGES", 200)
+    listed: list[str] = []
+    children = LayerStack.children
+
+    def counted(self: LayerStack, parent: Node) -> Iterator[Node]:
+        listed.append(parent.path)
+        return children(self, parent)
+
+    async def run() -> Edits:
+        async with await AsyncSandbox.create(network="none") as box:
+            await box.sh("mkdir pkg; echo a >a.py", check=True)
+            start = await box.checkpoint(level="volatile")
+            await box.sh("mkdir /tmp/many; cd /tmp/many; seq 300 | xargs touch", check=True)
+            middle = await box.checkpoint(level="volatile")
+            await box.sh("mv /tmp/many pkg/many; echo b >a.py", check=True)
+            monkeypatch.setattr(LayerStack, "children", counted)
+            task = a_task(("a.py", "pkg/**"))
+            found = await carry.carry_out(box, task, start_snapshot_id=start.snapshot_id)
+        await found.drop()
+        for each in (middle, start):
+            await AsyncSandbox.delete_snapshot(each.snapshot_id)
+        return found.edits
+
+    edits = asyncio.run(run())
+    assert dict(edits.files) == {"a.py": EditedFile(b"b\n")}
+    assert edits.dropped == (("pkg/**", "files"),)
+    assert "workspace/pkg/many" not in listed
+
+
+@pytest.mark.behaviour("carry-3", "carry-4")
+def test_many_closed_files_are_read_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    lines_of = mapped.lines_of
+
+    def counted(module: str, function: str, *arguments: str, **options: Any) -> Iterator[bytes]:
+        started.append(function)
+        return lines_of(module, function, *arguments, **options)
+
+    for module in (changes, merged):
+        monkeypatch.setattr(module, "lines_of", counted)
+    edits = carried(a_task(("pkg/**",)), "for i in 1 2 3 4 5 6; do printf $i >pkg/n$i; chmod 000 pkg/n$i; done")
+    assert {path: file.content for path, file in edits.files.items()} == {f"pkg/n{i}": b"%d" % i for i in range(1, 7)}
+    assert len(started) <= 1
 
 
 @pytest.mark.behaviour("carry-2")

@@ -45,7 +45,21 @@ class Change(NamedTuple):
         return _size_bytes(self.new)
 
 
-def compare(old: MergedView, new: MergedView, path: str = "", *, times: bool = False) -> Iterator[Change]:
+Enters = Callable[[Node | None, Node | None], bool]
+"""Whether a comparison looks into two directories that differ; what it raises ends the comparison."""
+Holds = Callable[[Node, Node], bool]
+"""Whether two files of one size, in two places, hold the same."""
+
+
+def compare(
+    old: MergedView,
+    new: MergedView,
+    path: str = "",
+    *,
+    times: bool = False,
+    enters: Enters | None = None,
+    holds: Holds | None = None,
+) -> Iterator[Change]:
     """Yield what differs below a path, in canonical order; what was added or removed with all that is in it.
 
     Files that are the same one in the same layer are not read, nor directories looked at that are merged from the
@@ -55,12 +69,15 @@ def compare(old: MergedView, new: MergedView, path: str = "", *, times: bool = F
         old, new: views of layers of one form.
         path: of the tree; no link in it is followed. Nothing is yielded where neither has it.
         times: whether another time of last change alone makes a difference. Of a directory it never does.
+        enters: asked of two directories, of which one may be missing or something else, before they are listed; by
+            default all are looked into.
+        holds: asked in the place of reading both files.
     Raises:
         OutOfSpace, StoreError: something cannot be read; `path` and `errno` are fields.
     """
     with naming(path, "read"):
         pair = (old.node(path), new.node(path))
-    comparison = _Comparison(old, new, times)
+    comparison = _Comparison(old, new, times, holds)
     waiting = [iter([pair])]
     while waiting:
         nodes = next(waiting[-1], None)
@@ -70,17 +87,18 @@ def compare(old: MergedView, new: MergedView, path: str = "", *, times: bool = F
         change = comparison.change(*nodes)
         if change is not None:
             yield change
-        if not comparison.is_same_place(*nodes):
+        if not comparison.is_same_place(*nodes) and any(node and node.seen.kind == "d" for node in nodes):
             with naming((nodes[0] or nodes[1] or old.stack.root()).path, "read"):
-                below = comparison.below(*nodes)
-            waiting.append(iter(below))
+                if enters is None or enters(*nodes):
+                    waiting.append(iter(comparison.below(*nodes)))
 
 
 class _Comparison:
-    def __init__(self, old: MergedView, new: MergedView, times: bool) -> None:
+    def __init__(self, old: MergedView, new: MergedView, times: bool, holds: Holds | None) -> None:
         self._old = old
         self._new = new
         self._times = times
+        self._holds = holds
         self._describing = Describing(old.form), Describing(new.form)
 
     def is_same_place(self, old: Node | None, new: Node | None) -> bool:
@@ -136,6 +154,8 @@ class _Comparison:
         if mine is not None and theirs is not None and os.path.samestat(mine, theirs):
             return True
         with naming(new.path, "read"):
+            if self._holds is not None:
+                return self._holds(old, new)
             pairs = zip_longest(self._old.read(old), self._new.read(new))
             return all(left == right for left, right in pairs)
 

@@ -8,8 +8,9 @@ pattern that means a path decides: `**/*.py`, `!**/tests/**` is all code but wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 
 def is_editable(path: str, patterns: Iterable[str]) -> bool:
@@ -17,7 +18,7 @@ def is_editable(path: str, patterns: Iterable[str]) -> bool:
     names = path.split("/")
     for pattern in reversed(tuple(patterns)):
         meant = pattern.removeprefix(_OUT)
-        if path == meant or _matches(names, meant.split("/")):
+        if path == meant or _matches(names, _names(meant)):
             return meant == pattern
     return False
 
@@ -35,27 +36,77 @@ def taking_in(patterns: Iterable[str]) -> tuple[str, ...]:
 _OUT = "!"
 
 
+class Reach(NamedTuple):
+    """What patterns may still mean below one directory: asked on the way down a tree, one step a name, however deep."""
+
+    spelled: tuple[str, ...]
+    names: tuple[tuple[str, ...], ...]
+    """Of each pattern."""
+    alive: tuple[Set[int], ...]
+    """Which of them may come next, for each pattern."""
+
+    @classmethod
+    def of(cls, patterns: Iterable[str]) -> Reach:
+        """Return the reach of the top directory."""
+        spelled = tuple(patterns)
+        names = tuple(_names(pattern.removeprefix(_OUT)) for pattern in spelled)
+        return cls(spelled, names, tuple(_skipping({0}, each) for each in names))
+
+    def below(self, name: str) -> Reach:
+        """Return the reach of a directory in this one."""
+        pairs = zip(self.alive, self.names, strict=True)
+        return self._replace(alive=tuple(_step(alive, name, names) if alive else alive for alive, names in pairs))
+
+    def means(self, name: str, path: str) -> bool:
+        """Tell whether a file of this directory is meant.
+
+        Args:
+            name: in the directory.
+            path: the whole of it.
+        """
+        for spelled, names, alive in zip(*map(reversed, self), strict=True):
+            meant = spelled.removeprefix(_OUT)
+            if path == meant or (alive and len(names) in _step(alive, name, names)):
+                return bool(meant == spelled)
+        return False
+
+    def leads_on(self, path: str) -> bool:
+        """Tell whether anything below this directory, whose whole path is given, can be meant."""
+        return any(
+            min(alive, default=len(names)) < len(names)
+            for spelled, names, alive in zip(*self, strict=True)
+            if not spelled.startswith(_OUT)
+        ) or any(spelled.startswith(f"{path}/") for spelled in self.spelled)
+
+
+def _names(pattern: str) -> tuple[str, ...]:
+    names = tuple(pattern.split("/"))
+    # What lies below, not the directory itself.
+    return (*names, "*") if names[-1] == "**" else names
+
+
 def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    if patterns[-1] == "**":
-        # What lies below, not the directory itself.
-        patterns = [*patterns, "*"]
     # The patterns that may come next, after each name: any number of `**` costs no more than one.
-    alive = _skipping({0}, patterns)
+    alive: Set[int] = _skipping({0}, patterns)
     for name in names:
-        alive = _skipping(
-            {
-                place if patterns[place] == "**" else place + 1
-                for place in alive
-                if place < len(patterns) and (patterns[place] == "**" or fnmatchcase(name, patterns[place]))
-            },
-            patterns,
-        )
+        alive = _step(alive, name, patterns)
         if not alive:
             return False
     return len(patterns) in alive
 
 
-def _skipping(places: set[int], patterns: Sequence[str]) -> set[int]:
+def _step(alive: Set[int], name: str, patterns: Sequence[str]) -> Set[int]:
+    return _skipping(
+        {
+            place if patterns[place] == "**" else place + 1
+            for place in alive
+            if place < len(patterns) and (patterns[place] == "**" or fnmatchcase(name, patterns[place]))
+        },
+        patterns,
+    )
+
+
+def _skipping(places: Set[int], patterns: Sequence[str]) -> set[int]:
     """Add the places that can be reached without a name."""
     found = set(places)
     for place in sorted(places):

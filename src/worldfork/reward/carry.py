@@ -69,6 +69,6 @@ async def carry_out(
         edits = await here.work(partial(read_edits, here.store, start_snapshot_id, end.snapshot_id, task))
     except BaseException:
         with contextlib.suppress(WorldforkError):
-            await asyncio.shield(AsyncSandbox.delete_snapshot(end.snapshot_id))
+            await asyncio.shield(Carried(Edits(), end.snapshot_id).drop())
         raise
     return Carried(edits, end.snapshot_id)

@@ -13,6 +13,7 @@ import pytest
 from worldfork.content import compare as module
 from worldfork.content.compare import Change, compare, patch, shown_path
 from worldfork.content.merged import MergedView
+from worldfork.content.stack import Node
 
 FORM = "trusted" if os.geteuid() == 0 else "user"
 
@@ -226,3 +227,22 @@ def test_files_that_are_closed_to_their_user_are_compared_all_the_same(tmp_path:
 )
 def test_a_path_is_one_line(path: str, shown: bytes) -> None:
     assert shown_path(path) == shown
+
+
+def test_directories_that_nobody_wants_are_not_listed_and_contents_may_be_compared_elsewhere(tmp_path: Path) -> None:
+    old = tree(tmp_path / "old", same="aaa", sub={"x": "1"}, gone={"y": "1"})
+    new = tree(tmp_path / "new", same="bbb", sub={"x": "2"}, gone=None, fresh={"z": "3"})
+    asked: list[str] = []
+
+    def enters(one: Node | None, other: Node | None) -> bool:
+        path = (other or one or view(new).stack.root()).path
+        asked.append(path)
+        return path in ("", "sub")
+
+    found = compare(view(old), view(new, old), enters=enters, holds=lambda one, other: other.path == "same")
+    assert [(change.how, change.path) for change in found] == [
+        ("added", "fresh"),
+        ("removed", "gone"),
+        ("changed", "sub/x"),
+    ]
+    assert asked == ["", "fresh", "gone", "sub"]

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from worldfork.records.globs import is_editable, is_literal, taking_in
+from worldfork.records.globs import Reach, is_editable, is_literal, taking_in
 
 
 @pytest.mark.parametrize(
@@ -75,3 +77,35 @@ def test_what_takes_out_means_no_path() -> None:
     assert not is_literal("!a")
     assert taking_in(["a", "!b", "c/*"]) == ("a", "c/*")
     assert not is_editable("!a", ["!a"])
+
+
+_NAMES = st.sampled_from(["a", "b", "a.py", "b.py", "t", "[a]", "x*"])
+_PATTERNS = st.lists(
+    st.builds(
+        lambda out, names: out + "/".join(names),
+        st.sampled_from(["", "", "!"]),
+        st.lists(_NAMES | st.sampled_from(["**", "*", "*.py", "?"]), min_size=1, max_size=4),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(_PATTERNS, st.lists(_NAMES, min_size=1, max_size=5))
+def test_on_the_way_down_a_path_means_what_it_means_whole(patterns: list[str], names: list[str]) -> None:
+    path = "/".join(names)
+    reach, leads = Reach.of(patterns), True
+    for depth, name in enumerate(names[:-1]):
+        leads = leads and reach.leads_on("/".join(names[:depth]))
+        reach = reach.below(name)
+    leads = leads and reach.leads_on("/".join(names[:-1]))
+    meant = is_editable(path, patterns)
+    assert reach.means(names[-1], path) == meant
+    assert leads or not meant
+
+
+def test_what_no_pattern_leads_to_is_not_entered() -> None:
+    reach = Reach.of(["*.py", "src/**/*.py", "!src/tests/**"])
+    assert reach.leads_on("")
+    assert not reach.below("docs").leads_on("docs")
+    assert reach.below("src").below("deep").leads_on("src/deep")
