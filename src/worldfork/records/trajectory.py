@@ -13,6 +13,9 @@ MAX_OUTPUT_CHARACTERS = 64_000
 """What is kept of one step's output; its middle is left out of a longer one."""
 
 
+POLICY, HARNESS = "policy", "harness"
+
+
 @dataclass(frozen=True)
 class Step:
     """One action of a policy and what came of it."""
@@ -37,6 +40,8 @@ class Step:
     """Sum over the step's completion tokens, natural logarithm."""
     message: str = ""
     """What the policy said with this action."""
+    actor: str = POLICY
+    """Whose doing it was: the policy's, or of what runs it, `HARNESS`: it is no answer to learn from."""
 
     def __post_init__(self) -> None:
         for name in _TEXTS:
@@ -62,7 +67,7 @@ class Step:
             raise ConfigError(f"not a step of a trajectory: {error}", field="steps") from None
 
 
-_TEXTS = ("kind", "action", "output", "reason", "message")
+_TEXTS = ("kind", "action", "output", "reason", "message", "actor")
 _NUMBERS: dict[str, float | None] = {
     "exit_code": None, "began_s": 0.0, "ended_s": 0.0, "cpu_s": None, "prompt_tokens": None, "completion_tokens": None,
     "log_probability": None,

@@ -9,7 +9,7 @@ from typing import Any
 from worldfork.core.errors import ConfigError
 from worldfork.records.episode import Episode
 from worldfork.records.task import Task
-from worldfork.records.trajectory import Step
+from worldfork.records.trajectory import HARNESS, Step
 from worldfork.rollout.stored import StoredGroup, StoredRun
 
 Message = dict[str, Any]
@@ -39,8 +39,9 @@ TOOLS: list[dict[str, Any]] = [
 def conversation(run: StoredRun, episode: Episode) -> list[Message]:
     """Return an episode as messages: the prompt, then what the policy said and did and what it saw of it.
 
-    Each action is a call of one of `TOOLS`, with its arguments as JSON text, and its output the answer to that call. An
-    episode of which no action is known ends with its diff as the policy's words.
+    Each action is a call of one of `TOOLS`, with its arguments as JSON text, and its output the answer to that call.
+    What was done to run the policy is none. An episode of which no action is known ends with its diff as the policy's
+    words.
 
     Raises:
         ConfigError: the run does not hold the episode's task, and so not its prompt.
@@ -138,6 +139,8 @@ def _answer(run: StoredRun, episode: Episode) -> list[Message]:
 
 
 def _messages_of(step: Step, call_id: str) -> list[Message]:
+    if step.actor == HARNESS:
+        return []
     if step.kind == "message":
         return [{"role": "assistant", "content": step.action}]
     call = _call_of(step)

@@ -6,10 +6,10 @@ reach the record, and it is bounded whatever a policy does.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from worldfork.core.errors import ConfigError, WorldforkError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.snapshots import ForkResults, SnapshotInfo
 from worldfork.records.sandbox import ProcessInfo
-from worldfork.records.trajectory import MAX_OUTPUT_CHARACTERS, Step, Trajectory
+from worldfork.records.trajectory import HARNESS, MAX_OUTPUT_CHARACTERS, POLICY, Step, Trajectory
 from worldfork.sandbox.command import CommandResult
 from worldfork.sandbox.process import Process
 
@@ -33,12 +33,17 @@ class Recorder:
     """Collects the steps of one rollout. For one event loop; commands may overlap.
 
     Args:
-        clock: what times are taken by; the rollout's start is the moment at which the recorder is made.
+        clock: what times are taken by.
+        ago_s: how long ago the rollout started; by default the recorder is there from its start.
+        log: called with each step and fact as a line that `replay` takes.
     """
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(
+        self, clock: Clock | None = None, *, ago_s: float = 0.0, log: Callable[[dict[str, Any]], None] | None = None
+    ) -> None:
         self._clock = clock or SystemClock()
-        self._began_s = self._clock.monotonic_s()
+        self._began_s = self._clock.monotonic_s() - ago_s
+        self._log = log
         self._steps: list[Step] = []
         self._characters = 0
         self._truncated = False
@@ -99,10 +104,13 @@ class Recorder:
         if size > MAX_FACTS_CHARACTERS:
             raise ConfigError(f"facts take more than {MAX_FACTS_CHARACTERS} characters", field="facts")
         self._facts = wanted
+        self._tell({"facts": wanted})
 
     def step(self, step: Step) -> None:
-        """Add an action that is over; what the policy said before it goes with it."""
-        said, self._said = self._said, None
+        """Add an action that is over; what the policy said before it goes with it, if it is the policy's."""
+        said = None
+        if step.actor == POLICY:
+            said, self._said = self._said, None
         if said is not None:
             step = replace(
                 step,
@@ -113,7 +121,24 @@ class Recorder:
             )
         self._add(replace(step, action=bounded(step.action), output=bounded(step.output)))
 
-    @contextmanager
+    def replay(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Take up what other recorders of the same rollout logged; lines that are none are left out."""
+        runs: list[tuple[float, float]] = []
+        for line in lines:
+            with contextlib.suppress(ConfigError, TypeError, AttributeError, KeyError):
+                if "facts" in line:
+                    self._facts.update(line["facts"])
+                    continue
+                step = Step.from_json(line["step"])
+                self._add(step)
+                if step.kind == "command":
+                    runs.append((step.began_s, step.ended_s))
+        end_s = 0.0
+        for began_s, ended_s in sorted(runs):
+            self._busy_s += max(0.0, ended_s - max(began_s, end_s))
+            end_s = max(end_s, ended_s)
+
+    @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Count the block as time in which a command ran."""
         if not self._running:
@@ -149,6 +174,11 @@ class Recorder:
             return
         self._steps.append(step)
         self._characters += size
+        self._tell({"step": step.to_json()})
+
+    def _tell(self, line: dict[str, Any]) -> None:
+        if self._log is not None:
+            self._log(line)
 
 
 class RecordedSandbox(AsyncSandbox):
@@ -159,13 +189,19 @@ class RecordedSandbox(AsyncSandbox):
     Args:
         inner: the sandbox itself.
         recorder: where the steps go.
+        actor: whose doing they are.
     """
 
-    def __init__(self, inner: AsyncSandbox, recorder: Recorder) -> None:
+    def __init__(self, inner: AsyncSandbox, recorder: Recorder, *, actor: str = POLICY) -> None:
         # The same handle, with everything that it holds: what is not recorded works as it does there.
         self.__dict__.update(vars(inner))
         self._inner = inner
         self._recorder = recorder
+        self._actor = actor
+
+    def by_harness(self) -> RecordedSandbox:
+        """Return this sandbox for what is done in it to run the policy, and not by the policy."""
+        return RecordedSandbox(self._inner, self._recorder, actor=HARNESS)
 
     async def run(self, command: str, args: Iterable[str] | None = None, *rest: Any, **options: Any) -> CommandResult:
         """Run a program; see `AsyncSandbox.run`."""
@@ -197,6 +233,18 @@ class RecordedSandbox(AsyncSandbox):
         text = content if isinstance(content, str) else readable(content)
         with self._plain("write", path, output=text):
             await self._inner.write_file(path, content, **options)
+
+    async def lay_files(
+        self, directory: str, files: Mapping[str, tuple[bytes, int]], *, removed: Iterable[str] = ()
+    ) -> None:
+        """Remove paths and write regular files, at once; see `AsyncSandbox.lay_files`."""
+        removed = tuple(removed)
+        with contextlib.ExitStack() as steps:
+            for path in removed:
+                steps.enter_context(self._plain("write", f"{directory}/{path}", reason="deleted"))
+            for path, (content, _) in files.items():
+                steps.enter_context(self._plain("write", f"{directory}/{path}", output=readable(content)))
+            await self._inner.lay_files(directory, files, removed=removed)
 
     async def delete_file(self, path: str, **options: Any) -> None:
         """Remove what is at a path; see `AsyncSandbox.delete_file`."""
@@ -243,7 +291,7 @@ class RecordedSandbox(AsyncSandbox):
         """Start sandboxes from a snapshot, which are not recorded; see `AsyncSandbox.fork_snapshot`."""
         return await AsyncSandbox.fork_snapshot(snapshot_id, n, **options)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _command(self, action: str) -> Iterator[Callable[[CommandResult], CommandResult]]:
         recorder, results = self._recorder, list[CommandResult]()
 
@@ -264,9 +312,10 @@ class RecordedSandbox(AsyncSandbox):
                 results.append(result)
             raise
         finally:
-            recorder.step(_command_step(action, results, reason, began_s, recorder.now_s()))
+            step = _command_step(action, results, reason, began_s, recorder.now_s())
+            recorder.step(replace(step, actor=self._actor))
 
-    @contextmanager
+    @contextlib.contextmanager
     def _plain(self, kind: str, action: str, *, output: str = "", reason: str = "") -> Iterator[None]:
         recorder = self._recorder
         began_s = recorder.now_s()
@@ -276,7 +325,8 @@ class RecordedSandbox(AsyncSandbox):
             reason = _cause(error)
             raise
         finally:
-            recorder.step(Step(kind, action, bounded(output), reason=reason, began_s=began_s, ended_s=recorder.now_s()))
+            step = Step(kind, action, bounded(output), reason=reason, began_s=began_s, ended_s=recorder.now_s())
+            recorder.step(replace(step, actor=self._actor))
 
 
 def _command_step(action: str, results: Sequence[CommandResult], reason: str, began_s: float, ended_s: float) -> Step:

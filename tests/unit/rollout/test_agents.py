@@ -11,9 +11,9 @@ from tests.unit.reward.played import PlayedSandbox, a_result, a_task
 from worldfork.core.clock import ManualClock
 from worldfork.core.errors import ConfigError, PolicyError
 from worldfork.records.edits import EditedFile, Edits
-from worldfork.records.trajectory import Step
+from worldfork.records.trajectory import HARNESS, POLICY, Step
 from worldfork.rollout.policies import CommandPolicy, MutatePolicy, ReferencePolicy
-from worldfork.rollout.recording import Recorder
+from worldfork.rollout.recording import RecordedSandbox, Recorder
 from worldfork.rollout.turn import Turn
 
 SOURCE = "def f(a, b):\n    return a < b\n"
@@ -91,6 +91,21 @@ def test_an_agent_inside_gets_its_prompt_by_file_and_variable() -> None:
     assert not told["WORLDFORK_PROMPT_FILE"].startswith("/workspace")
     assert (told["WORLDFORK_PROMPT"], told["WORLDFORK_SEED"], told["WORLDFORK_FORK_INDEX"]) == ("Do it.", "9", "2")
     assert told["KEY"] == "v"
+
+
+def test_what_starts_an_agent_is_the_harness_doing() -> None:
+    turn = PlayedTurn()
+    sandbox = RecordedSandbox(Shelled(a_result(b""), a_result(b"I am done.")), turn.recorder)  # type: ignore[arg-type]
+    turn.recorder.message("Let me see.")
+    act(CommandPolicy("agent"), sandbox, turn, prompt="Do it.")
+    steps = turn.steps
+    assert [(step.kind, step.actor) for step in steps] == [
+        ("write", HARNESS), ("command", HARNESS), ("command", HARNESS), ("message", POLICY),
+    ]  # fmt: skip
+    assert all(not step.message for step in steps)
+    turn = PlayedTurn()
+    act(host("print('done')"), Shelled(), turn)
+    assert [(step.kind, step.actor) for step in turn.steps] == [("note", HARNESS)]
 
 
 def test_a_long_prompt_is_in_the_file_alone() -> None:

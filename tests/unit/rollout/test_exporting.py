@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.rollout.runs import a_run, an_episode, put, write_run
+from tests.unit.reward.played import a_task
+from tests.unit.rollout.runs import a_run, an_episode, left, put, write_run
 
 from worldfork.content.compression import zstd
 from worldfork.core.errors import ConfigError, Corrupt
+from worldfork.records.trajectory import HARNESS, Step
 from worldfork.rollout.exporting import chat_rows, episode_rows, pair_rows, write_rows
 from worldfork.rollout.stored import StoredRun
 
@@ -78,6 +80,26 @@ def test_conversations(tmp_path: Path) -> None:
     assert [message["role"] for message in plain["messages"]] == ["user", "assistant"]
     names = [tool["function"]["name"] for tool in json.loads(best["tools"])]
     assert {"sh", "write_file"} <= set(names)
+
+
+def test_acts_of_the_harness_are_no_answer(tmp_path: Path) -> None:
+    task = a_task()
+    steps = (
+        Step("write", "/tmp/worldfork-prompt.md", "Do it.", actor=HARNESS),
+        Step("command", "exec agent", "I am done.", 0, "exited", actor=HARNESS),
+    )
+    mixed = (*steps, Step("command", "ls", "a.py", 0, "exited"))
+    episodes = [
+        an_episode(task, 0, 1.0, **left(tmp_path, "right", *steps)),
+        an_episode(task, 1, 0.0, **left(tmp_path, "wrong", *mixed)),
+    ]
+    run = StoredRun(write_run(tmp_path, episodes, [task]))
+    alone, seen = chat_rows(run)
+    assert [message["role"] for message in alone["messages"]] == ["user", "assistant"]
+    assert alone["messages"][1]["content"].startswith("```diff")
+    assert [call["function"]["arguments"] for call in seen["messages"][1]["tool_calls"]] == ['{"line": "ls"}']
+    assert len(seen["messages"]) == 3
+    assert [step["actor"] for step in next(episode_rows(run))["steps"]] == ["harness", "harness"]
 
 
 def test_an_episode_without_steps_answers_with_its_diff(tmp_path: Path) -> None:

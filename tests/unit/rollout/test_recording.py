@@ -59,6 +59,16 @@ def test_commands_and_writes_become_steps_with_their_times() -> None:
     assert recorder.commands_s == 4.0
 
 
+def test_files_that_are_laid_at_once_are_steps_of_their_own() -> None:
+    sandbox, recorder, inner = recorded()
+    inner.files["/workspace/old"] = b""
+    asyncio.run(sandbox.lay_files("/workspace", {"a.py": (b"x = 1\n", 0o644)}, removed=["old"]))
+    assert inner.files == {"/workspace/a.py": b"x = 1\n"}
+    assert set(recorder.trajectory().steps) == {
+        Step("write", "/workspace/a.py", "x = 1\n"), Step("write", "/workspace/old", reason="deleted"),
+    }  # fmt: skip
+
+
 def test_what_a_policy_says_goes_with_its_next_action() -> None:
     sandbox, recorder, _ = recorded(a_result(b""))
     recorder.message("I will look first", prompt_tokens=10, completion_tokens=4, log_probability=-1.5)
@@ -141,3 +151,23 @@ def test_facts_are_plain_and_few(value: object) -> None:
     with pytest.raises(ConfigError):
         recorder.fact("model", value)
     assert recorder.trajectory().facts == {"kept": 1}
+
+
+def test_what_recorders_logged_is_taken_up_by_another() -> None:
+    lines: list[dict[str, Any]] = []
+    clock = ManualClock()
+    first = Recorder(clock, ago_s=5.0, log=lines.append)
+    assert first.now_s() == 5.0
+    first.message("I look.", completion_tokens=3)
+    first.step(Step("command", "ls", "a", 0, began_s=5.0, ended_s=7.0))
+    first.fact("model", "none")
+    second = Recorder(clock, log=lines.append)
+    second.step(Step("command", "cat a", "b", 0, began_s=6.0, ended_s=8.0))
+    second.note("over")
+    found = Recorder(ManualClock())
+    found.replay([*lines, {"step": "none"}, {"other": 1}, {"step": {"kind": 3}}])
+    trajectory = found.trajectory()
+    assert trajectory.steps == (*first.trajectory().steps, *second.trajectory().steps)
+    assert trajectory.facts == {"model": "none"}
+    assert trajectory.steps[0].message == "I look."
+    assert found.commands_s == 3.0

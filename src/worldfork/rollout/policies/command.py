@@ -18,8 +18,8 @@ from worldfork.core.settings import load_settings
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.checked import checked_strings, checked_variables
 from worldfork.records.task import Task
-from worldfork.records.trajectory import MAX_OUTPUT_CHARACTERS, Step
-from worldfork.rollout.recording import MAX_CHARACTERS, readable, spelled
+from worldfork.records.trajectory import HARNESS, MAX_OUTPUT_CHARACTERS, Step
+from worldfork.rollout.recording import MAX_CHARACTERS, RecordedSandbox, readable, spelled
 from worldfork.rollout.turn import Turn
 from worldfork.sandbox.command import OutputBuffer, Reason
 
@@ -75,6 +75,9 @@ class CommandPolicy:
             await self._on_host(sandbox, task, turn)
 
     async def _inside(self, sandbox: AsyncSandbox, task: Task, turn: Turn) -> None:
+        if isinstance(sandbox, RecordedSandbox):
+            # What the program does is not seen from here; that it is started is nothing that it said or did.
+            sandbox = sandbox.by_harness()
         await sandbox.write_file(PROMPT_INSIDE, task.prompt)
         env = {**_told(task, turn, PROMPT_INSIDE), **self._env}
         # The program's output is for people: of an agent that says much, nothing but the middle is lost.
@@ -105,7 +108,15 @@ class CommandPolicy:
                 for step in _steps_in(steps):
                     turn.recorder.step(step)
             turn.recorder.step(
-                Step("note", spelled(self._argv), output, code, began_s=began_s, ended_s=turn.recorder.now_s())
+                Step(
+                    "note",
+                    spelled(self._argv),
+                    output,
+                    code,
+                    began_s=began_s,
+                    ended_s=turn.recorder.now_s(),
+                    actor=HARNESS,
+                )
             )
         if code != 0:
             last = output.strip().splitlines()[-1:] or [""]
