@@ -12,9 +12,9 @@ import typer
 
 from worldfork.cli.boundary import OK, verb
 from worldfork.cli.printing import note, to_output
+from worldfork.cli.task_files import RepositoriesFile, Repository, read_tasks
 from worldfork.core.errors import ConfigError
 from worldfork.rollout.exporting import chat_rows, episode_rows, pair_rows, print_rows, write_rows
-from worldfork.rollout.loading import load_tasks
 from worldfork.rollout.stored import StoredRun
 
 
@@ -45,9 +45,11 @@ def export_episodes(
     pairs: Annotated[int, typer.Option(min=0, help="Instead: at most so many preference pairs per group.")] = 0,
     margin: Annotated[float, typer.Option(min=0, help="How much the rewards of a pair differ at least.")] = 0.0,
     tasks: Annotated[Path | None, typer.Option(help="The run's tasks, for their prompts.")] = None,
+    repositories: RepositoriesFile = None,
+    repository: Repository = None,
 ) -> int:
     """Write the episodes of a run as JSON lines or Parquet."""
-    stored = StoredRun(run, None if tasks is None else load_tasks(tasks))
+    stored = StoredRun(run, None if tasks is None else read_tasks(tasks, None, repositories, repository))
     rows = _rows(stored, select.value, dedupe, chat, pairs, margin)
     if out is not None:
         count = write_rows(rows, out, format.value)

@@ -12,11 +12,10 @@ from worldfork import Sandbox
 from worldfork.cli.boundary import FAILED, OK, verb
 from worldfork.cli.printing import print_json, print_line, print_table, progress
 from worldfork.cli.sandboxes import AsJson
-from worldfork.core.errors import ConfigError
+from worldfork.cli.task_files import RepositoriesFile, Repository, read_tasks
 from worldfork.lineage.place import place
 from worldfork.records.task import Task
 from worldfork.rollout.leaks.scanning import LeakReport, find_leaks, to_json
-from worldfork.rollout.loading import load_tasks
 from worldfork.rollout.starts import StartingStates
 
 
@@ -25,10 +24,12 @@ def leaks(
     tasks: Annotated[Path, typer.Argument(metavar="TASKS", help="Tasks, in any form that `worldfork rollout` takes.")],
     task: Annotated[list[str] | None, typer.Option(help="Only the task of this id; may be repeated.")] = None,
     world: Annotated[str | None, typer.Option(help="Snapshot that lies below tasks which name no world.")] = None,
+    repositories: RepositoriesFile = None,
+    repository: Repository = None,
     as_json: AsJson = False,
 ) -> int:
     """Look for references and hidden tests in the worlds that policies start from."""
-    chosen = _chosen(load_tasks(tasks), task or [])
+    chosen = read_tasks(tasks, task, repositories, repository)
     reports = asyncio.run(_look(chosen, world, as_json))
     if as_json:
         print_json([to_json(report) for report in reports])
@@ -45,13 +46,6 @@ async def _look(chosen: list[Task], world: str | None, quiet: bool) -> list[Leak
             reports.append(await find_leaks(place(), task, await states.get(task)))
             steps.advance(task.task_id)
     return reports
-
-
-def _chosen(tasks: list[Task], wanted: list[str]) -> list[Task]:
-    missing = sorted(set(wanted) - {task.task_id for task in tasks})
-    if missing:
-        raise ConfigError(f"there is no task {missing[0]!r} in the file", task_id=missing[0])
-    return [task for task in tasks if not wanted or task.task_id in wanted]
 
 
 def _print(reports: list[LeakReport]) -> None:

@@ -15,8 +15,8 @@ from worldfork import Sandbox
 from worldfork.cli.boundary import OK, PARTIAL, verb
 from worldfork.cli.printing import note, print_json, print_line, print_table, progress
 from worldfork.cli.sandboxes import AsJson
+from worldfork.cli.task_files import RepositoriesFile, Repository, read_tasks
 from worldfork.core.errors import ConfigError
-from worldfork.rollout.loading import load_tasks
 from worldfork.rollout.regrading import REGRADED, Regraded
 from worldfork.rollout.regrading import regrade as grade_again
 from worldfork.rollout.stored import StoredRun
@@ -31,10 +31,12 @@ def regrade(
     tasks: Annotated[Path | None, typer.Option(help="The run's tasks, where it does not hold them.")] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Gradings at a time; default: processors.")] = None,
     world: Annotated[str | None, typer.Option(help="Snapshot that the tasks were laid over.")] = None,
+    repositories: RepositoriesFile = None,
+    repository: Repository = None,
     as_json: AsJson = False,
 ) -> int:
     """Grade a run again from what its policies left, without running them."""
-    stored = StoredRun(run, None if tasks is None else load_tasks(tasks))
+    stored = StoredRun(run, None if tasks is None else read_tasks(tasks, None, repositories, repository))
     state = None if world is None else Sandbox.get_snapshot(world)
     with progress("grading again", total=len(stored.episodes), quiet=as_json) as steps:
         results = asyncio.run(
@@ -84,6 +86,8 @@ def _print(results: Sequence[Regraded], stored: int, run: Path) -> None:
     scored = sum(each.after.valid for each in results)
     means = f"mean reward {_mean(before)} before, {_mean(now)} now" if both else "none has a reward both before and now"
     print_line(f"{scored} of {stored} episodes have a reward now; of {len(both)}: {means}, {len(rows)} changed")
+    if len(results) < stored:
+        note(f"worldfork: {stored - len(results)} left out: what they left, or the final state, was not kept")
     print_line(f"kept below {run / REGRADED}")
     for each in results:
         if each.after.failure is not None:

@@ -20,12 +20,12 @@ from worldfork.cli.boundary import OK, PARTIAL, verb
 from worldfork.cli.printing import note, print_json, print_line, print_table, progress
 from worldfork.cli.regrade import read_verifier
 from worldfork.cli.sandboxes import AsJson
+from worldfork.cli.task_files import RepositoriesFile, Repository, read_tasks
 from worldfork.core.errors import ConfigError, StoreError, WorldforkError
 from worldfork.records.episode import Episode
 from worldfork.records.task import Task
 from worldfork.rollout.group import run_rollouts
 from worldfork.rollout.journal import Journal
-from worldfork.rollout.loading import load_tasks
 from worldfork.rollout.policies import policy_named
 from worldfork.rollout.run_directory import RunDirectory
 from worldfork.rollout.stopping import ENOUGH, StopRule
@@ -49,7 +49,7 @@ class Keep(str, Enum):
 
 @verb
 def rollout(
-    tasks: Annotated[Path, typer.Argument(metavar="TASKS", help="Tasks, one JSON object a line.")],
+    tasks: Annotated[Path, typer.Argument(metavar="TASKS", help="Tasks: a file or a directory, in any known form.")],
     policy: Annotated[str, typer.Option(help="nop, reference, mutate, candidates:DIR, command:LINE or host:LINE.")],
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="Size of each group.")] = 1,
     run: Annotated[Path | None, typer.Option(help="Directory that keeps the episodes.")] = None,
@@ -67,10 +67,12 @@ def rollout(
     target: Annotated[float | None, typer.Option(min=0, max=1, help="End a group at a reward of so much.")] = None,
     no_variance: Annotated[int | None, typer.Option(min=2, help="End a group after so many equal rewards.")] = None,
     verifier: Annotated[str | None, typer.Option(help="In the place of each task's own: a kind, or JSON.")] = None,
+    repositories: RepositoriesFile = None,
+    repository: Repository = None,
     as_json: AsJson = False,
 ) -> int:
     """Run and grade groups of rollouts, and print their episodes."""
-    chosen = _judged(_chosen(load_tasks(tasks), task or []), read_verifier(verifier))
+    chosen = _judged(read_tasks(tasks, task, repositories, repository), read_verifier(verifier))
     actor = policy_named(policy)
     state = None if world is None else Sandbox.get_snapshot(world)
     began_s = time.perf_counter()
@@ -102,13 +104,6 @@ def rollout(
 def _failed(episode: Episode) -> bool:
     """Tell whether a rollout has no reward although one was wanted: what a stop rule left out is no fault."""
     return episode.failure is not None and episode.failure.code != ENOUGH
-
-
-def _chosen(tasks: list[Task], wanted: list[str]) -> list[Task]:
-    missing = sorted(set(wanted) - {task.task_id for task in tasks})
-    if missing:
-        raise ConfigError(f"there is no task {missing[0]!r} in the file", task_id=missing[0])
-    return [task for task in tasks if not wanted or task.task_id in wanted]
 
 
 def _judged(tasks: list[Task], verifier: Mapping[str, Any] | None) -> list[Task]:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from worldfork.core.errors import ConfigError
 from worldfork.records.task import Task
 from worldfork.rollout.directories import directory_task, find_task_directories
 from worldfork.rollout.repositories import is_repository_row, repository_task
-from worldfork.rollout.swebench import is_swebench_row, swebench_task
+from worldfork.rollout.swebench import Repositories, is_swebench_row, swebench_task
 
 MAX_LINE_BYTES = 64 << 20
 """A longer line is no task."""
-
-
-Repositories = Mapping[str, str | os.PathLike[str]]
 
 
 def load_tasks(path: str | Path, *, repositories: Repositories | None = None) -> list[Task]:
@@ -97,8 +93,9 @@ def _read_line(path: Path, number: int, line: bytes, repositories: Repositories)
             return swebench_task(data, repositories)
         return Task.from_json(data)
     except ConfigError as error:
-        raise _at(path, number, getattr(error, "field", ""), error.message) from error
+        field = error.fields.get("field") or ""
+        raise _at(path, number, str(field), error.message, error.remedy) from error
 
 
-def _at(path: Path, number: int, field: str, message: str) -> ConfigError:
-    return ConfigError(f"{path}:{number}: {message}", path=str(path), line=number, field=field)
+def _at(path: Path, number: int, field: str, message: str, remedy: str = "") -> ConfigError:
+    return ConfigError(f"{path}:{number}: {message}", remedy=remedy, path=str(path), line=number, field=field)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -34,6 +35,21 @@ EDITABLE = (
 """What a policy may change, and every other file that the fix touches. Tests, and what lies beside them for their use,
 are graded as the commit has them: whoever could edit a test that is to stay passed would need no solution."""
 
+
+@dataclass(frozen=True)
+class LocalRepository:
+    """Where a repository lies on this machine, and what makes a world of it."""
+
+    path: str
+    dependencies: tuple[str, ...] = ()
+    """What pip installs into the world."""
+    commands: tuple[tuple[str, ...], ...] = ()
+    """How it is made importable, such as `("python", "-m", "pip", "install", "-e", ".")`."""
+
+
+Repositories = Mapping[str, str | os.PathLike[str] | LocalRepository]
+"""`owner/name` -> where it lies."""
+
 _FIELDS = ("instance_id", "repo", "base_commit", "patch", "test_patch", "problem_statement")
 
 
@@ -44,7 +60,7 @@ def is_swebench_row(row: Mapping[str, Any]) -> bool:
 
 def swebench_task(
     row: Mapping[str, Any],
-    repositories: Mapping[str, str | os.PathLike[str]],
+    repositories: Repositories,
     *,
     dependencies: Sequence[str] = (),
     commands: Sequence[Sequence[str]] = (),
@@ -59,8 +75,7 @@ def swebench_task(
         row: `repo`, `instance_id`, `base_commit`, `patch`, `test_patch`, `problem_statement`, `FAIL_TO_PASS` and
             `PASS_TO_PASS` (lists, or lists spelled as JSON); others are for people.
         repositories: `owner/name` -> a repository on this machine that has the commit.
-        dependencies: what pip installs into the world.
-        commands: how the repository is made importable, such as `("python", "-m", "pip", "install", "-e", ".")`.
+        dependencies, commands: as of `LocalRepository`, and before its own.
         limits: of the task.
 
     Raises:
@@ -75,10 +90,12 @@ def swebench_task(
     if said["repo"] not in repositories:
         raise ConfigError(
             f"nobody says where {said['repo']} lies",
-            remedy=f"pass repositories={{{said['repo']!r}: PATH}}",
+            remedy=f"say --repository {said['repo']}=PATH, or from Python repositories={{{said['repo']!r}: PATH}}",
             field="repo",
         )
-    where = Path(repositories[said["repo"]]).absolute()
+    found = repositories[said["repo"]]
+    local = found if isinstance(found, LocalRepository) else LocalRepository(os.fspath(found))
+    where = Path(local.path).absolute()
     fail, keep = _ids(row, "FAIL_TO_PASS"), _ids(row, "PASS_TO_PASS")
     patched = parse_patch(said["test_patch"]).paths
     tests = _test_files(fail + keep, patched)
@@ -87,8 +104,8 @@ def swebench_task(
         prompt=said["problem_statement"],
         world=WorldSource(
             Origin(git=f"{where}@{said['base_commit']}"),
-            tuple(dependencies),
-            tuple(tuple(command) for command in commands),
+            (*dependencies, *local.dependencies),
+            (*(tuple(command) for command in commands), *local.commands),
         ),
         editable=_editable(parse_patch(said["patch"]).paths, {*tests, *patched}),
         test_patch=said["test_patch"],
