@@ -7,7 +7,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,8 +93,8 @@ def apply_to_directory(
 
     Raises:
         ConfigError: it does not apply; `path` and `hunk` tell where. Nothing was changed.
-        OutOfSpace, StoreError: the directory cannot be read or written. Unless a rename itself failed, nothing was
-            changed.
+        OutOfSpace, StoreError: the directory cannot be read or written. Unless a removal or a rename itself failed,
+            nothing was changed.
     """
     patch = parse_patch(diff)
     with typed(f"the diff cannot be applied to {directory}"), _Tree(Path(directory)) as tree:
@@ -110,6 +110,7 @@ def apply_to_directory(
             )
             for path, file in changes.items()
         ]
+        tree.expect_room(changes)
         if not dry_run:
             tree.write(changes)
     return promoted
@@ -122,6 +123,10 @@ class _Tree:
         self._root = root
         self._fd = -1
         self._seen: dict[str, PatchFile | None] = {}
+        self._directories: set[str] = set()
+        """Those looked at as if they were files."""
+        self._there: set[str] = set()
+        """Directories that need not be made any more."""
 
     def __enter__(self) -> _Tree:
         try:
@@ -154,6 +159,7 @@ class _Tree:
             if stat.S_ISLNK(info.st_mode):
                 return PatchFile(os.fsencode(os.readlink(name, dir_fd=parent)), LINK)
             if stat.S_ISDIR(info.st_mode):
+                self._directories.add(path)
                 return None
             if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_FILE_BYTES:
                 raise ConfigError(f"patch: {path!r} is no plain file, or too large", field="patch", path=path)
@@ -164,55 +170,113 @@ class _Tree:
         finally:
             os.close(parent)
 
+    def expect_room(self, changes: Mapping[str, PatchFile | None]) -> None:
+        """Refuse a file where a directory is, unless the changes leave nothing of that.
+
+        Raises:
+            ConfigError: a directory stays in the way.
+        """
+        removed = {path for path, file in changes.items() if file is None}
+        for path, file in changes.items():
+            if file is not None and path in self._directories and not self._vanishes(path, removed):
+                raise ConfigError(f"patch: {path!r} is a directory", field="patch", path=path)
+
+    def _vanishes(self, directory: str, removed: Set[str]) -> bool:
+        """Tell whether a directory is gone once these files are: it looks at no more entries than there are of them."""
+        waiting = [directory]
+        while waiting:
+            above = waiting.pop()
+            fd = open_beneath(self._fd, above, _DIRECTORY)
+            try:
+                with os.scandir(fd) as entries:
+                    found = 0
+                    for entry in entries:
+                        found += 1
+                        path = f"{above}/{entry.name}"
+                        if entry.is_dir(follow_symlinks=False):
+                            waiting.append(path)
+                        elif path not in removed:
+                            return False
+            finally:
+                os.close(fd)
+            if not found:
+                return False
+        return True
+
     def write(self, changes: Mapping[str, PatchFile | None]) -> None:
         """Make the changes: everything is written beside its place first, then all is renamed."""
-        with contextlib.ExitStack() as opened:
-            ready: list[tuple[int, str, str]] = []
-            try:
-                for path, file in changes.items():
-                    if file is None:
-                        continue
-                    parent = self._parent(path)
-                    opened.callback(os.close, parent)
-                    ready.append((parent, f".{secrets.token_hex(8)}.part", path.rpartition("/")[2]))
-                    self._write_beside(*ready[-1], file)
-            except BaseException:
-                for parent, part, _ in ready:
-                    with contextlib.suppress(OSError):
-                        os.unlink(part, dir_fd=parent)
-                raise
+        made: list[str] = []
+        parts: dict[str, str] = {}
+        try:
+            for path, file in changes.items():
+                if file is not None:
+                    parts[path] = f".{secrets.token_hex(8)}.part"
+                    self._write_beside(path, parts[path], file, made)
             for path, file in changes.items():
                 if file is None:
                     self._remove(path)
-            for parent, part, name in ready:
-                os.rename(part, name, src_dir_fd=parent, dst_dir_fd=parent)
+            for path, part in parts.items():
+                with self._above(path) as above:
+                    os.rename(part, path.rpartition("/")[2], src_dir_fd=above, dst_dir_fd=above)
+        except BaseException:
+            self._clear(parts, made)
+            raise
 
-    def _parent(self, path: str) -> int:
-        """Open the directory of a path, and make it where it is not there."""
-        fd = os.dup(self._fd)
-        for name in path.split("/")[:-1]:
-            try:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, dir_fd=fd)
-                below = open_beneath(fd, name, _DIRECTORY)
-            finally:
-                os.close(fd)
-            fd = below
-        return fd
+    def _clear(self, parts: Mapping[str, str], made: Sequence[str]) -> None:
+        """Remove what was written beside its place, and the directories that were made for it."""
+        for path, part in parts.items():
+            with contextlib.suppress(OSError), self._above(path) as above:
+                os.unlink(part, dir_fd=above)
+        for path in reversed(made):
+            with contextlib.suppress(OSError), self._above(path) as above:
+                os.rmdir(path.rpartition("/")[2], dir_fd=above)
 
-    def _write_beside(self, parent: int, part: str, name: str, file: PatchFile) -> None:
+    @contextlib.contextmanager
+    def _above(self, path: str) -> Iterator[int]:
+        """Open the directory of a path. One at a time: a patch may touch more of them than a process may have open."""
+        fd = open_beneath(self._fd, path.rpartition("/")[0] or ".", _DIRECTORY)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _make_above(self, path: str, made: list[str]) -> None:
+        """Make the directories of a path that are not there."""
+        names = path.split("/")
+        for depth in range(1, len(names)):
+            directory = "/".join(names[:depth])
+            if directory in self._there:
+                continue
+            with self._above(directory) as above:
+                try:
+                    os.mkdir(names[depth - 1], dir_fd=above)
+                except FileExistsError:
+                    pass
+                else:
+                    made.append(directory)
+                    below = open_beneath(above, names[depth - 1], _DIRECTORY)
+                    try:
+                        _give(below, os.fstat(above))
+                    finally:
+                        os.close(below)
+            self._there.add(directory)
+
+    def _write_beside(self, path: str, part: str, file: PatchFile, made: list[str]) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         executable = file.mode == EXECUTABLE
-        with open(os.open(part, flags, 0o777 if executable else 0o666, dir_fd=parent), "wb") as target:
+        self._make_above(path, made)
+        with (
+            self._above(path) as above,
+            open(os.open(part, flags, 0o777 if executable else 0o666, dir_fd=above), "wb") as target,
+        ):
             target.write(file.content)
-            if os.geteuid() == 0:
-                above = os.fstat(parent)
-                os.fchown(target.fileno(), above.st_uid, above.st_gid)
-            with contextlib.suppress(FileNotFoundError):
-                mode = stat.S_IMODE(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+            before = _regular(path.rpartition("/")[2], above)
+            _give(target.fileno(), before or os.fstat(above))
+            if before is not None:
+                # Whom a program acts as is nothing that new content inherits.
+                mode = stat.S_IMODE(before.st_mode) & 0o777
                 # Who may read it may run it, as chmod's `+x` after a checkout.
-                wanted = mode | (mode & 0o444) >> 2 if executable else mode & ~0o111
-                os.fchmod(target.fileno(), wanted)
+                os.fchmod(target.fileno(), mode | (mode & 0o444) >> 2 if executable else mode & ~0o111)
             target.flush()
             os.fsync(target.fileno())
 
@@ -232,3 +296,18 @@ class _Tree:
                 raise
             finally:
                 os.close(parent)
+
+
+def _regular(name: str, above: int) -> os.stat_result | None:
+    """Return what a regular file looks like; None for anything else: a link lets everybody do everything."""
+    try:
+        info = os.stat(name, dir_fd=above, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return info if stat.S_ISREG(info.st_mode) else None
+
+
+def _give(fd: int, like: os.stat_result) -> None:
+    """Let root leave to the owner of a directory what it makes there."""
+    if os.geteuid() == 0:
+        os.fchown(fd, like.st_uid, like.st_gid)

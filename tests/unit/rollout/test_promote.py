@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from tests.unit.reward.played import a_task
 from tests.unit.rollout.runs import an_episode
 
-from worldfork.core.errors import ConfigError, OutOfSpace
+from worldfork.core.errors import ConfigError, OutOfSpace, StoreError
 from worldfork.rollout.promote import Promoted, apply_to_directory, best_episode
 
 EDIT = "--- a/a.py\n+++ b/a.py\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"
@@ -104,6 +105,75 @@ def test_a_disk_that_fails_in_the_middle_leaves_no_pieces(place: Path, monkeypat
     with pytest.raises(OutOfSpace):
         apply_to_directory(place, EDIT + NEW + GONE)
     assert files(place) == before
+
+
+def test_a_directory_in_the_way_is_seen_before_anything_is_changed(place: Path) -> None:
+    (place / "new/run").mkdir(parents=True)
+    before = files(place)
+    for dry_run in (True, False):
+        with pytest.raises(ConfigError, match="is a directory"):
+            apply_to_directory(place, EDIT + NEW + GONE, dry_run=dry_run)
+    assert files(place) == before
+    (place / "new/run/kept").write_text("")
+    with pytest.raises(ConfigError, match="is a directory"):
+        apply_to_directory(place, EDIT + NEW)
+
+
+def test_a_file_takes_the_place_of_a_directory_that_empties(place: Path) -> None:
+    apply_to_directory(place, GONE + NEW.replace("new/run", "old"))
+    assert files(place) == {"a.py": "one\ntwo\n", "old": "x\n"}
+    (place / "b/deep").mkdir(parents=True)
+    (place / "b/deep/g").write_text("g\n")
+    (place / "b/h").write_text("h\n")
+    with pytest.raises(ConfigError, match="is a directory"):
+        apply_to_directory(place, GONE.replace("old/", "b/") + NEW.replace("new/run", "b"))
+
+
+def test_new_content_does_not_act_as_somebody_else(place: Path) -> None:
+    (place / "a.py").chmod(0o6755)
+    apply_to_directory(place, EDIT.replace("--- a", "diff --git a/a.py b/a.py\n--- a"))
+    assert stat.S_IMODE((place / "a.py").stat().st_mode) & ~0o111 == 0o644
+
+
+def test_what_takes_the_place_of_a_link_is_not_open_to_all(place: Path) -> None:
+    (place / "x").symlink_to("a.py")
+    gone = "diff --git a/x b/x\ndeleted file mode 120000\n--- a/x\n+++ /dev/null\n@@ -1 +0,0 @@\n-a.py\n"
+    gone += "\\ No newline at end of file\n"
+    apply_to_directory(place, gone + NEW.replace("new/run", "x"))
+    assert (place / "x").read_text() == "x\n"
+    assert not (place / "x").is_symlink()
+    assert not (place / "x").stat().st_mode & 0o022
+
+
+def test_more_files_than_a_process_may_have_open(place: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    try:
+        apply_to_directory(place, "".join(NEW.replace("new/run", f"new/{each}/run") for each in range(60)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(files(place)) == 62
+
+
+def test_a_rename_that_fails_leaves_no_pieces(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(5, os.strerror(5))
+
+    monkeypatch.setattr(os, "rename", refused)
+    before = files(place)
+    with pytest.raises(StoreError):
+        apply_to_directory(place, EDIT + NEW)
+    assert files(place) == before
+    assert sorted(os.listdir(place)) == ["a.py", "old"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can leave a file to somebody else")
+def test_what_root_writes_is_left_to_its_owner(place: Path) -> None:
+    os.chown(place, 1234, 1235)
+    os.chown(place / "a.py", 4321, 4322)
+    apply_to_directory(place, EDIT + NEW)
+    owners = {name: ((place / name).stat().st_uid, (place / name).stat().st_gid) for name in ("a.py", "new", "new/run")}
+    assert owners == {"a.py": (4321, 4322), "new": (1234, 1235), "new/run": (1234, 1235)}
 
 
 def test_the_best_episode() -> None:
