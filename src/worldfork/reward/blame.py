@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 from collections.abc import Sequence
@@ -16,12 +17,14 @@ from worldfork.records.death import DeathCause
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.priority import is_confined, stands_back
+from worldfork.reward.starving import Counts
+from worldfork.sandbox.accounting import machine_used_s
 from worldfork.sandbox.command import CommandResult
 
 STARVED_SHARE = 0.5
 """What waited for a CPU for so much of its wall time was starved."""
 
-_GRACE_S = 5.0
+GRACE_S = 5.0
 """Between the wall limit and the kill: time to ask whether what runs had a CPU."""
 
 CROWDED_SHARE = 0.3
@@ -32,6 +35,9 @@ _LOOK_S = 1.5
 _SHORTEST_S = 1.0
 _MOST_LOOKS = 100
 """On average, in the time of a limit."""
+_COUNTS = 200
+"""The same where a cgroup counts: those take next to no time, and a share that they find is to be sure."""
+_MOST_COUNTS = 1000
 
 _HOST_CAUSES = {DeathCause.HOST_MEMORY: FailureKind.MEMORY, DeathCause.HOST_DISK: FailureKind.SPACE}
 
@@ -58,27 +64,48 @@ async def check_host(sandbox: AsyncSandbox) -> None:
 class Looks:
     """What was seen of a sandbox's processes at instants that nobody in it can know beforehand.
 
-    One look at the end would be told by processes that took the CPU until shortly before it: what they used is counted
-    nowhere once they are gone, if nobody waited for them.
+    Where a cgroup counts their CPU use that is asked, outside. Elsewhere they are looked at one by one: one look at the
+    end would be told by processes that took the CPU until shortly before it, since what they used is counted nowhere
+    once they are gone, if nobody waited for them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._counts = Counts()
         self._ticks: dict[int, int] = {}
         self._looks = 0
         self._crowded = 0
-        self.waited_s = 0.0
-        """The longest time that a process was seen to have waited for a CPU."""
+        self._waited_s = 0.0
+        self.counted = False
+        """Whether a cgroup counts."""
         self.stood_back = False
-        """Whether a process was seen to leave the CPU to others by its own wish."""
+        """Whether a process was seen to leave the CPU to others by its own wish; only where none counts."""
         self.gone = False
         """Whether the sandbox could not be asked; it is the code under test that runs there."""
 
-    async def look(self, sandbox: AsyncSandbox) -> int:
+    async def count(self, *sandboxes: AsyncSandbox) -> int | None:
+        """Look where cgroups count, at one sandbox or some that take turns; return how many threads want a CPU."""
+        uses = [use for each in sandboxes if (use := await each.cpu_use()) is not None]
+        if len(uses) < len(sandboxes):
+            # Its group goes with a sandbox.
+            self.gone |= self.counted
+            return None
+        self.counted = True
+        return self._counts.take(self._clock.monotonic_s(), uses, machine_used_s())
+
+    async def look(self, sandbox: AsyncSandbox, *others: AsyncSandbox) -> int:
         """Look once; return how many processes want a CPU.
+
+        Args:
+            sandbox: where they run.
+            others: those that take turns with it; looked at only where cgroups count.
 
         Raises:
             SandboxError: the sandbox cannot be asked.
         """
+        counted = await self.count(sandbox, *others)
+        if counted is not None or self.counted:
+            return counted or 0
         wanting = 0
         for entry in (await sandbox.list_directory("/proc")).entries:
             if not entry.name.isdigit():
@@ -98,16 +125,29 @@ class Looks:
         with contextlib.suppress(PathError, ValueError, IndexError):
             # The kernel's sched-stats: seconds on a CPU, seconds ready without one, number of turns.
             waited_s = int((await _read(sandbox, pid, "schedstat")).split()[1]) / 1e9
-            if waited_s <= self.waited_s:
+            if waited_s <= self._waited_s:
                 return
-            self.waited_s = waited_s
+            self._waited_s = waited_s
             group = b""
             with contextlib.suppress(PathError):
                 group = await _read(sandbox, pid, "autogroup")
             self.stood_back |= is_confined(await _read(sandbox, pid, "status"), group)
 
-    def busy(self, wall_s: float) -> bool:
-        """Tell whether the sandbox itself took the CPU that something in it lacked, or left it to others."""
+    def missed_s(self, over_s: float, since_s: float = -math.inf) -> float:
+        """Return how long something in the sandbox had no CPU that others had: the most in any time of some length.
+
+        Args:
+            over_s: that length, in seconds.
+            since_s: what was before, on the clock, does not count; nor can it be left out where no cgroup counts.
+        """
+        if self.gone:
+            return 0.0
+        if self.counted:
+            return self._counts.missed_s(over_s, since_s)
+        return 0.0 if self.took_it_all(over_s) else self._waited_s
+
+    def took_it_all(self, wall_s: float) -> bool:
+        """Tell where no cgroup counts whether the sandbox took the CPU that it lacked, or left it to others."""
         if self.gone or self.stood_back:
             return True
         used_s = sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")
@@ -115,71 +155,90 @@ class Looks:
 
 
 async def run_watched(
-    sandbox: AsyncSandbox, wall_s: float, program: str, args: Sequence[str], looks: Looks | None = None, **options: Any
+    sandbox: AsyncSandbox,
+    wall_s: float,
+    program: str,
+    args: Sequence[str],
+    looks: Looks | None = None,
+    part_wall_s: float | None = None,
+    **options: Any,
 ) -> tuple[CommandResult, float]:
-    """Run a program with a wall limit; at the limit, ask how long its processes have waited for a CPU.
+    """Run a program with a wall limit; at the limit, ask how long there was no CPU for it.
 
     Args:
         sandbox: where.
         wall_s: the limit; the program is killed a little later.
         program, args, options: as `AsyncSandbox.run` takes them.
         looks: gets what is seen meanwhile.
+        part_wall_s: a shorter time, of which it will be asked whether there was a CPU in it.
 
     Returns:
-        (the result, the longest wait in seconds; 0 where the limit was not met, or what waited took the CPU itself).
+        (the result, for how many seconds of the limit others had the CPU; 0 where it was not met).
     """
-    watch = asyncio.create_task(_watch(sandbox, wall_s, looks or Looks()))
+    watch = asyncio.create_task(_watch(sandbox, wall_s, looks or Looks(), part_wall_s))
     try:
-        result = await sandbox.run(program, args, timeout=wall_s + _GRACE_S, **options)
+        result = await sandbox.run(program, args, timeout=wall_s + GRACE_S, **options)
         return result, watch.result() if watch.done() else 0.0
     finally:
         watch.cancel()
 
 
-def is_starved(result: CommandResult, waited_s: float) -> bool:
+def is_starved(result: CommandResult, missed_s: float) -> bool:
     """Tell whether a program met its wall limit because the machine had no CPU for it."""
-    return result.timed_out and result.cpu_s < STARVED_SHARE * result.wall_s <= waited_s
+    return result.timed_out and is_most(missed_s, result.wall_s - GRACE_S, result.cpu_s)
 
 
-async def _watch(sandbox: AsyncSandbox, wall_s: float, looks: Looks) -> float:
-    await look_until(sandbox, wall_s, looks)
-    return 0.0 if looks.busy(wall_s) else looks.waited_s
+def is_most(missed_s: float, wall_s: float, cpu_s: float = 0.0) -> bool:
+    """Tell whether so much of a wall time was missed that it would not have struck otherwise."""
+    return cpu_s < STARVED_SHARE * wall_s <= missed_s
 
 
-async def look_until(sandbox: AsyncSandbox, wall_s: float, looks: Looks, clock: Clock | None = None) -> None:
-    """Look at a sandbox at random instants, and last at the end of some time. One that cannot be asked counts as busy.
+async def _watch(sandbox: AsyncSandbox, wall_s: float, looks: Looks, part_wall_s: float | None) -> float:
+    await look_until((sandbox,), wall_s, looks, part_wall_s=part_wall_s)
+    return looks.missed_s(wall_s)
+
+
+async def look_until(
+    sandboxes: Sequence[AsyncSandbox],
+    wall_s: float,
+    looks: Looks,
+    clock: Clock | None = None,
+    part_wall_s: float | None = None,
+) -> None:
+    """Look at random instants, and last at the end of some time. A sandbox that cannot be asked counts as busy.
 
     Args:
-        sandbox: where something runs.
+        sandboxes: where something runs, the code under test in the first.
         wall_s: the time.
         looks: gets what is seen.
         clock: whose time it is.
+        part_wall_s: a shorter time for which there are to be looks enough, too.
     """
     clock = clock or SystemClock()
     ends_s = clock.monotonic_s() + wall_s
-    mean_s = max(_LOOK_S, wall_s / _MOST_LOOKS)
     try:
+        # What was used before does not count.
+        await looks.count(*sandboxes)
+        if looks.counted:
+            mean_s = max(wall_s / _MOST_COUNTS, min(_LOOK_S, min(wall_s, part_wall_s or wall_s) / _COUNTS))
+            least_s = mean_s / 4
+        else:
+            mean_s, least_s = max(_LOOK_S, wall_s / _MOST_LOOKS), _SHORTEST_S
         while (left_s := ends_s - clock.monotonic_s()) > 0:
-            await clock.sleep_s(min(left_s, max(_SHORTEST_S, random.expovariate(1 / mean_s))))
-            await looks.look(sandbox)
+            await clock.sleep_s(min(left_s, max(least_s, random.expovariate(1 / mean_s))))
+            await looks.look(*sandboxes)
     except SandboxError:
         looks.gone = True
 
 
-async def is_busy(sandbox: AsyncSandbox, wall_s: float, looks: Looks | None = None) -> bool:
-    """Tell whether a sandbox itself took the CPU that its tests lacked: half of some time, or what runs in it now.
-
-    Args:
-        sandbox: where tests ran.
-        wall_s: the time.
-        looks: what was seen while they ran.
-    """
-    seen = looks or Looks()
+async def settle_looks(sandbox: AsyncSandbox, looks: Looks) -> None:
+    """Look once more, where tests are over. What still wants a CPU then took it from them, where no cgroup counts."""
     try:
-        wanting = await seen.look(sandbox)
+        wanting = await looks.look(sandbox)
     except SandboxError:
-        return True
-    return wanting > 0 or seen.busy(wall_s)
+        looks.gone = True
+    else:
+        looks.gone |= wanting > 0 and not looks.counted
 
 
 async def _read(sandbox: AsyncSandbox, pid: str, name: str) -> bytes:

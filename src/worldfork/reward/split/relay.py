@@ -14,7 +14,7 @@ from worldfork.core.clock import Clock
 from worldfork.core.errors import OutOfSpace, SandboxDied, SandboxError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.reward.arguments import WALL_FACTOR
-from worldfork.reward.blame import Looks, look_until
+from worldfork.reward.blame import Looks, is_most, look_until
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.split.frames import VALUE_MODULES, Frame, FrameStream, new_token, program_argument, program_input
 from worldfork.reward.split.use import Use, sandbox_use
@@ -49,6 +49,8 @@ class Candidate:
         self._gone = ""
         self.cpu_s = 0.0
         self.killed_for_memory = False
+        self.looks = Looks()
+        self._tests: AsyncSandbox | None = None
         self.died: SandboxError | None = None
         """What ended its sandbox; the grading is over for it then."""
 
@@ -124,11 +126,24 @@ class Candidate:
             self._left_cpu_s -= result.cpu_s
             self.killed_for_memory |= result.reason is Reason.OOM_KILLED
 
-    async def watch(self, wall_s: float, clock: Clock) -> Looks:
-        """Look at its sandbox until some time is over; return what was seen of its processes."""
-        looks = Looks()
-        await look_until(self._sandbox, wall_s, looks, clock)
-        return looks
+    async def watch(self, tests: AsyncSandbox, wall_s: float, clock: Clock, part_wall_s: float | None) -> None:
+        """Look at its sandbox, and at that of the tests it takes turns with, until some time is over."""
+        self._tests, self.looks = tests, Looks(clock)
+        await look_until((self._sandbox, tests), wall_s, self.looks, clock, part_wall_s)
+
+    async def is_starved(self, use: Use, before: Use, since_s: float, wall_s: float) -> bool:
+        """Whether for the most part of some time others had the CPU that it, or the tests, wanted.
+
+        Args:
+            use, before: its use of the CPU now, and when that time began.
+            since_s: when it began at the earliest, on the clock.
+            wall_s: how long it is.
+        """
+        if self._tests is not None:
+            await self.looks.count(self._sandbox, self._tests)
+        if not self.looks.counted:
+            return use.is_starved(before, wall_s)
+        return is_most(self.looks.missed_s(wall_s, since_s), wall_s)
 
     async def use(self) -> Use:
         """Return how its process has used the CPU; zeros where there is none."""
@@ -145,7 +160,7 @@ class Relay:
         self._candidate = candidate
         self._test_cpu_s = test_cpu_s
         self._clock = clock
-        self._asked_s = 0.0
+        self._asked_s = self._began_s = 0.0
         self._held_s = 0.0
         self._before: Use | None = None
         self._next_look_s = math.inf
@@ -186,6 +201,7 @@ class Relay:
 
     def _begin_test(self) -> None:
         self._held_s, self._before = 0.0, None
+        self._began_s = self._clock.monotonic_s()
         if self._test_cpu_s is not None:
             self._next_look_s = self._clock.monotonic_s() + _FIRST_LOOK_S
 
@@ -243,7 +259,8 @@ class Relay:
         self._next_look_s = now_s + min(_LATER_LOOKS_S, max(_FIRST_LOOK_S, self._test_cpu_s - cpu_s))
         if cpu_s >= self._test_cpu_s:
             return f"the candidate used more than {self._test_cpu_s:g} s of CPU time"
-        if wall_s >= WALL_FACTOR * self._test_cpu_s and not use.is_starved(self._before, wall_s):
+        late = wall_s >= WALL_FACTOR * self._test_cpu_s
+        if late and not await self._candidate.is_starved(use, self._before, self._began_s, wall_s):
             # One that had no CPU goes on to its limit in CPU seconds, or to the wall limit of the whole grading.
             return f"the candidate did not answer within {wall_s:.0f} s"
         return ""

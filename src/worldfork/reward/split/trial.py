@@ -18,16 +18,15 @@ from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.arguments import TEST_ENV, WALL_FACTOR, find_configuration, fixed_args, test_limits
-from worldfork.reward.blame import check_host
+from worldfork.reward.blame import STARVED_SHARE, check_host, is_most
 from worldfork.reward.commanded import pytest_arguments
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.report import Report, read_report
-from worldfork.reward.reporter import waited_s as waited_here_s
 from worldfork.reward.split.frames import VALUE_MODULES, FrameStream, program_argument, program_input
 from worldfork.reward.split.relay import Candidate, Relay, read_shapes
 from worldfork.reward.split.use import Use, sandbox_use
 from worldfork.reward.split.values import Malformed
-from worldfork.reward.trial import Trial
+from worldfork.reward.trial import Trial, find_starved
 from worldfork.sandbox.command import Reason
 from worldfork.sandbox.process import Process
 
@@ -48,17 +47,16 @@ class SplitTrial:
     """Of both sides."""
     wall_s: float
     starved: bool
-    """The wall limit struck while those who had the turn waited for a CPU."""
-    test_wall_s: float | None = None
+    """The wall limit struck while others had the CPU that those who had the turn wanted."""
+    starved_tests: frozenset[str] = frozenset()
+    """Tests that their own wall limit struck in the same way."""
     shapes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     last_words: str = ""
 
     def is_starved(self, ids: frozenset[str]) -> bool:
         """True where a wall limit struck one of these tests because the machine had no CPU for it."""
-        alone = Trial(self.report, self.end, self.cpu_s, self.wall_s, test_wall_s=self.test_wall_s)
-        # No code of the candidate runs where this report is written, so it is believed.
-        return self.starved or replace(alone, seen_waited_s=self.wall_s).is_starved(ids)
+        return self.starved or bool(ids & self.starved_tests)
 
 
 async def run_split(
@@ -121,7 +119,7 @@ class _Run:
     async def serve(self, plan: Mapping[str, Any]) -> SplitTrial:
         """Serve the tests until they end."""
         late = asyncio.create_task(
-            _look_late(self._tests, self._process.pid, self._candidate, self._wall_s, self._clock)
+            _look_late(self._tests, self._process.pid, self._candidate, self._wall_s, self._clock, self._test_wall_s())
         )
         began_s = self._clock.monotonic_s()
         cpu_s = 0.0
@@ -144,6 +142,18 @@ class _Run:
         starved = end == Reason.TIMED_OUT.value and _found_starved(late)
         return self._trial(end, cpu_s, self._clock.monotonic_s() - began_s, starved)
 
+    def _test_wall_s(self) -> float | None:
+        return None if self._test_cpu_s is None else self._test_cpu_s * WALL_FACTOR
+
+    def _starved_tests(self, report: Report, end: str, cpu_s: float, wall_s: float) -> frozenset[str]:
+        alone = Trial(report, end, cpu_s, wall_s, test_wall_s=self._test_wall_s())
+        if self._candidate.looks.counted:
+            return find_starved(alone, self._candidate.looks)
+        if cpu_s >= STARVED_SHARE * wall_s:
+            return frozenset()
+        # No code of the candidate runs where this report is written, so it is believed.
+        return frozenset(name for name, test in alone.late().items() if is_most(test.waited_s, test.wall_s))
+
     def _trial(self, end: str, cpu_s: float, wall_s: float, starved: bool) -> SplitTrial:
         report = read_report(b"".join(line + b"\n" for line in self._relay.lines))
         if not report.ready:
@@ -159,7 +169,7 @@ class _Run:
             cpu_s,
             wall_s,
             starved,
-            None if self._test_cpu_s is None else self._test_cpu_s * WALL_FACTOR,
+            self._starved_tests(report, end, cpu_s, wall_s),
             shapes,
             tuple(notes),
             self._stream.last_words,
@@ -194,20 +204,23 @@ def _paths(task: Task) -> list[str]:
     return [posixpath.join(TASK_DIRECTORY, each) for each in task.env.get("PYTHONPATH", "").split(":") if each]
 
 
-async def _look_late(tests: AsyncSandbox, pid: int, candidate: Candidate, wall_s: float, clock: Clock) -> bool:
+async def _look_late(
+    tests: AsyncSandbox, pid: int, candidate: Candidate, wall_s: float, clock: Clock, part_wall_s: float | None
+) -> bool:
     """Sleep until the wall limit; return whether for the most part of it somebody who had the turn had no CPU.
 
-    There are three: the tests, this thread, the candidate.
+    There are two: the tests, the candidate. That this thread had none proves nothing of a candidate that sleeps.
     """
-    waited_s = -waited_here_s()
-    looks = await candidate.watch(wall_s, clock)
-    if looks.busy(wall_s):
+    await candidate.watch(tests, wall_s, clock, part_wall_s)
+    looks = candidate.looks
+    if looks.counted:
+        return is_most(looks.missed_s(wall_s), wall_s)
+    if looks.took_it_all(wall_s):
         # What took the CPU from it may be gone by now.
         return False
     with contextlib.suppress(SandboxError):
         theirs, others = await sandbox_use(tests, pid), await candidate.use()
-        waited_s += waited_here_s() + theirs.waited_s
-        return replace(others, waited_s=others.waited_s + waited_s).is_starved(Use(), wall_s)
+        return replace(others, waited_s=others.waited_s + theirs.waited_s).is_starved(Use(), wall_s)
     return False
 
 

@@ -1,0 +1,208 @@
+"""Wall limits on a full machine: honest code is never worth 0 for one, and wrong code cannot make one of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from textwrap import indent
+from typing import Any
+
+import pytest
+from tests.e2e.test_rollouts import WRONG, _world, task
+
+from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.records.episode import Episode, FailureKind
+from worldfork.records.task import Task
+from worldfork.records.task_limits import TaskLimits
+from worldfork.rollout.faults import FaultRules
+from worldfork.rollout.group import run_group
+from worldfork.rollout.policies import CandidatesPolicy, NopPolicy, ReferencePolicy
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ONCE = FaultRules(retries={})
+LIMITS = TaskLimits(policy_wall_s=20, grade_cpu_s=30, grade_wall_s=8, memory_mb=256, disk_mb=64, pids=64)
+LONGER = replace(LIMITS, grade_wall_s=15)
+CPUS = len(os.sched_getaffinity(0))
+
+TWO_WORKERS = """\
+import os, time
+
+def value(x):
+    workers = []
+    for _ in range(2):
+        worker = os.fork()
+        if worker == 0:
+            while time.process_time() < {cpu_s}:
+                pass
+            os._exit(0)
+        workers.append(worker)
+    for worker in workers:
+        os.waitpid(worker, 0)
+    return x + 1
+"""
+
+ONE = """\
+import time
+
+def value(x):
+    ends = time.process_time() + {cpu_s}
+    while time.process_time() < ends:
+        pass
+    return x + 1
+"""
+
+CHAIN = """\
+import os, time
+
+def value(x):
+    for _ in range(40):
+        worker = os.fork()
+        if worker == 0:
+            while time.process_time() < {cpu_s} / 40:
+                pass
+            os._exit(0)
+        os.waitpid(worker, 0)
+    return x + 1
+"""
+
+STARVES = """\
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+ends = time.monotonic() + {until_s}
+for _ in range(40):
+    if os.fork() == 0:
+        while time.monotonic() < ends:
+            pass
+        os._exit(0)
+while time.monotonic() < ends:
+    pass
+time.sleep(1000)
+"""
+
+YIELDS = "import os\nwhile True:\n    os.sched_yield()\n"
+SLEEPS = "import time\ntime.sleep(1000)\n"
+DOZES = "import time\nwhile True:\n    time.sleep(5e-5)\n"
+IDLES = "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True:\n    pass\n"
+TOGGLES = """\
+import os, time
+every = os.sched_getaffinity(0)
+ends = time.monotonic() + 1000
+while time.monotonic() < ends:
+    os.sched_setaffinity(0, {min(every)})
+    until = time.monotonic() + 0.2
+    while time.monotonic() < until:
+        pass
+    os.sched_setaffinity(0, every)
+"""
+
+
+@contextlib.contextmanager
+def others(many: int) -> Iterator[None]:
+    """So many processes of the machine want a CPU all the time."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(many):
+            child = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(child.kill)
+        yield
+
+
+def graded(of: Task, policy: object) -> Episode:
+    async def run() -> Episode:
+        return (await run_group(of, policy, 1, world=await _world(), rules=ONCE)).episodes[0]
+
+    return asyncio.run(run())
+
+
+def learn(of: Task) -> None:
+    """Have the task calibrated while there is a CPU for it; nothing is said of an episode on a busy machine."""
+    for _ in range(3):
+        if graded(of, NopPolicy()).failure is None:
+            return
+    pytest.skip("this machine is too busy to calibrate a task")
+
+
+def assert_not_below(of: Task) -> None:
+    with others(4 * CPUS):
+        episode = graded(of, ReferencePolicy())
+    print(episode.reward, episode.failure, episode.grade_end)
+    if episode.reward is None:
+        assert episode.failure is not None
+        assert episode.failure.kind is FailureKind.OVERLOAD
+    else:
+        assert episode.reward == 1.0
+
+
+def a_task(verifier: str, **changes: Any) -> Task:
+    values: dict[str, Any] = {"test_args": ("test_answer.py",), "limits": LIMITS, "verifier": {"kind": verifier}}
+    return task(**{**values, **changes})
+
+
+@pytest.fixture(autouse=True)
+def _counts() -> None:
+    """Only where a cgroup counts CPU use; what is done elsewhere is no more than a guess."""
+
+    async def ask() -> bool:
+        async with await AsyncSandbox.create() as sandbox:
+            return await sandbox.cpu_use() is not None
+
+    if not asyncio.run(ask()):
+        pytest.skip("no cgroup of this host counts CPU use")
+
+
+@pytest.mark.parametrize("verifier", ["pytest", "split"])
+@pytest.mark.parametrize(
+    "honest",
+    [TWO_WORKERS.format(cpu_s=1.5), ONE.format(cpu_s=2.0), CHAIN.format(cpu_s=2.0)],
+    ids=["two workers", "one", "a chain"],
+)
+def test_honest_code_on_a_full_machine_is_never_worth_0(honest: str, verifier: str) -> None:
+    of = a_task(verifier, task_id=f"starvation/{verifier}", solution={"answer.py": honest}, limits=LONGER)
+    learn(of)
+    assert_not_below(of)
+
+
+@pytest.mark.parametrize("verifier", ["pytest", "split"])
+def test_a_limit_of_one_test_on_a_full_machine_is_no_0_either(verifier: str) -> None:
+    of = a_task(
+        verifier,
+        task_id=f"starvation/late-{verifier}",
+        test_args=("--timeout=1", "test_answer.py"),
+        solution={"answer.py": TWO_WORKERS.format(cpu_s=0.9)},
+        limits=replace(LIMITS, grade_wall_s=60),
+    )
+    learn(of)
+    assert_not_below(of)
+
+
+UNTIL_S = LIMITS.grade_wall_s - 0.7
+
+
+@pytest.mark.parametrize(
+    ("attack", "many", "verifier"),
+    [
+        pytest.param(STARVES.format(until_s=UNTIL_S), 0, "pytest", id="starves itself alone"),
+        pytest.param(STARVES.format(until_s=UNTIL_S), CPUS, "pytest", id="starves itself beside others"),
+        pytest.param(STARVES.format(until_s=UNTIL_S), CPUS, "split", id="starves itself apart"),
+        pytest.param(SLEEPS, 4 * CPUS, "pytest", id="sleeps"),
+        pytest.param(SLEEPS, 4 * CPUS, "split", id="sleeps apart"),
+        pytest.param(IDLES, 4 * CPUS, "pytest", id="stands back"),
+        pytest.param(TOGGLES, CPUS - 1, "pytest", id="keeps to a CPU that another has"),
+        pytest.param(YIELDS, CPUS - 1, "pytest", id="yields"),
+        pytest.param(DOZES, CPUS - 1, "pytest", id="dozes"),
+    ],
+)
+def test_wrong_code_does_not_void_its_score(attack: str, many: int, verifier: str) -> None:
+    of = a_task(verifier, task_id=f"starvation/wrong-{verifier}")
+    learn(of)
+    text = WRONG.replace("    return", indent(attack, "    ") + "    return")
+    with others(many):
+        episode = graded(of, CandidatesPolicy({"one": {"answer.py": text}}))
+    assert episode.failure is None, episode.failure
+    assert episode.reward is not None
+    assert episode.reward < 1.0
