@@ -14,7 +14,7 @@ from typing import Any
 from bench.harness import CHECKOUT, Options, Skip
 
 _SPECIAL = {"overlay", "proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "devtmpfs"}
-_HIERARCHIES = ("memory", "pids", "cpu", "freezer")
+_HIERARCHIES = ("memory", "pids", "cpu", "freezer", "cpuacct")
 
 
 @dataclass(frozen=True)
