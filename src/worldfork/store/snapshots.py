@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from worldfork.core.errors import ConfigError, Corrupt, Locked, NotFound
 from worldfork.core.ids import check_id, is_id
-from worldfork.records.snapshot import SnapshotLevel, SnapshotRecord
+from worldfork.records.snapshot import SnapshotLevel, SnapshotRecord, check_label
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.layers import FORMS, publish_layers, require_durable, require_layers
@@ -157,6 +157,32 @@ class Snapshots(Readings):
             NotFound: there is no such snapshot. OutOfSpace, StoreError: the metadata failed.
         """
         self._set(snapshot_id, "exported", where)
+
+    def set_labels(self, labels: Mapping[str, str], *, instead_of: Mapping[str, str] | None = None) -> int:
+        """Give snapshots, by id, other labels; return how many have them now. On disk when it returns.
+
+        Args:
+            labels: those that are not there any more are left out.
+            instead_of: labels by id; a snapshot that has another one by now is left out too.
+        Raises:
+            ConfigError: a label is no text. OutOfSpace, StoreError: the metadata failed; nothing was changed.
+        """
+        for label in labels.values():
+            check_label(label)
+        if not labels:
+            return 0
+        changed = 0
+        with self.database.write_lasting() as db:
+            for snapshot_id, label in labels.items():
+                former = None if instead_of is None else instead_of.get(snapshot_id)
+                changed += db.execute(
+                    "UPDATE snapshots SET record = json_set(record, '$.label', ?1) WHERE snapshot_id = ?2"
+                    " AND (?3 IS NULL OR json_extract(record, '$.label') = ?3)",
+                    (label, snapshot_id, former),
+                ).rowcount
+            fault("set_labels:written")
+        fault("set_labels:committed")
+        return changed
 
     def _set(self, snapshot_id: str, column: str, value: str) -> None:
         with self.database.write() as db:

@@ -299,3 +299,17 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
     for call in (store.snapshots, lambda: store.begin_layer(form="trusted"), lambda: store.owner_id):
         with pytest.raises(StoreError):
             call()
+
+
+def test_labels_are_changed_at_once_and_only_where_they_are_what_was_seen(store: Store) -> None:
+    one, other = add_snapshot(store), add_snapshot(store)
+    gone = new_id("sn")
+    assert store.set_labels({one.snapshot_id: "end of sb-a", other.snapshot_id: "sn\u00e4p", gone: "x"}) == 2
+    assert [each.label for each in store.snapshots()] == ["end of sb-a", "sn\u00e4p"]
+    assert store.snapshot(one.snapshot_id) == replace(one, label="end of sb-a")
+    seen = {one.snapshot_id: "end of sb-a", other.snapshot_id: "another"}
+    assert store.set_labels({one.snapshot_id: "kept", other.snapshot_id: "kept"}, instead_of=seen) == 1
+    assert [each.label for each in store.snapshots()] == ["kept", "sn\u00e4p"]
+    assert store.set_labels({}) == 0
+    with pytest.raises(ConfigError):
+        store.set_labels({one.snapshot_id: "\udcff"})
