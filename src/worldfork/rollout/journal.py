@@ -19,6 +19,8 @@ from worldfork.records.episode import Episode
 
 JOURNAL_FORMAT = 1
 
+_TAIL_BYTES = 64 << 10
+
 Key = tuple[str, str, int]
 """Task hash, policy id, index: which rollout an episode is of."""
 
@@ -34,8 +36,13 @@ class Journal:
         self._file = file
 
     @classmethod
-    def open(cls, path: str | Path) -> Journal:
+    def open(cls, path: str | Path, *, to_add: bool = False) -> Journal:
         """Open a journal to append to, and make it if it is not there.
+
+        Args:
+            path: the file.
+            to_add: for whoever adds an episode once in a while, as many processes may to one run: reads head and tail
+                alone, however long the journal is, and knows nothing of what is finished.
 
         Raises:
             Locked: another run is writing it.
@@ -51,7 +58,8 @@ class Journal:
             raise ConfigError(f"{path}: {error.strerror or error}", path=str(path)) from error
         try:
             _lock(path, file)
-            run_id, finished = _recover(path, file)
+            run_id = _run_of_whole(path, file) if to_add else None
+            run_id, finished = (run_id, set[Key]()) if run_id is not None else _recover(path, file)
         except BaseException:
             file.close()
             raise
@@ -135,6 +143,25 @@ def _recover(path: Path, file: BinaryIO) -> tuple[str, set[Key]]:
         os.fsync(file.fileno())
         _sync_directory(path.parent)
     return run_id, finished
+
+
+def _run_of_whole(path: Path, file: BinaryIO) -> str | None:
+    """Return the id of the run whose journal begins and ends with a whole line; None where it has to be read."""
+    with open(os.dup(file.fileno()), "rb") as reader:
+        reader.seek(0)
+        head = _parse(reader.readline())
+        end = start = reader.seek(0, os.SEEK_END)
+        if head is None or not end:
+            return None
+        _check_header(path, head)
+        # A crash may leave zeros before the end of a line: the last one has to be readable as a whole.
+        tail = b""
+        while start and tail.find(b"\n", 0, -1) < 0:
+            start = max(0, start - _TAIL_BYTES)
+            reader.seek(start)
+            tail = reader.read(end - start)
+        last = tail[tail.rfind(b"\n", 0, -1) + 1 :]
+        return None if _parse(last) is None else check_id("run", head["run_id"])
 
 
 def _whole_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from worldfork.core.errors import ConfigError
+from worldfork.core.recent import Recent
 from worldfork.records.episode import Episode
 from worldfork.records.task import Task
 from worldfork.records.trajectory import Trajectory
@@ -30,6 +31,8 @@ from worldfork.rollout.stored import BLOBS, JOURNAL, TASKS
 from worldfork.store.syscalls import sync_directory
 
 _LEVEL = 3
+_SEEN: Recent[frozenset[str]] = Recent(4 << 20)
+"""Hashes of the tasks in a version of a file of tasks: who adds one episode after the other need not read them all."""
 
 
 class RunDirectory:
@@ -72,7 +75,7 @@ class RunDirectory:
             Locked: somebody holds the journal now. ConfigError, Corrupt: it is none.
             OSError: the disk is full or broken.
         """
-        with self.open_journal() as journal:
+        with Journal.open(self.path / JOURNAL, to_add=True) as journal:
             self.put_tasks([task])
             self.put(blobs)
             journal.append([episode])
@@ -85,9 +88,14 @@ class RunDirectory:
             OSError: the disk is full or broken.
         """
         target = self.path / TASKS
+        version = _version_of(target)
+        there = _SEEN.get(version)
+        if there is not None and there.issuperset(task.task_hash for task in tasks):
+            return
         kept = {task.task_hash: task for task in load_tasks(target)} if target.is_file() else {}
         wanted = kept | {task.task_hash: task for task in tasks}
         if wanted.keys() == kept.keys():
+            _SEEN.put(version, frozenset(kept), sum(map(len, kept)))
             return
         names = Counter(task.task_id for task in wanted.values())
         twice = sorted(name for name, count in names.items() if count > 1)
@@ -97,6 +105,14 @@ class RunDirectory:
         lines = (json.dumps(task.to_json(), separators=(",", ":"), ensure_ascii=True) for task in wanted.values())
         _write_whole(target, "".join(f"{line}\n" for line in lines).encode("ascii"))
         sync_directory(self.path)
+
+
+def _version_of(path: Path) -> tuple[object, ...]:
+    try:
+        info = path.stat()
+    except FileNotFoundError:
+        return (path.absolute(),)
+    return path.absolute(), info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size
 
 
 def trajectory_bytes(trajectory: Trajectory) -> bytes:

@@ -9,6 +9,7 @@ import pytest
 
 from worldfork.core.errors import ConfigError, Corrupt, FormatUnsupported, Locked
 from worldfork.records.episode import Episode, Failure, FailureKind
+from worldfork.rollout import journal as journals
 from worldfork.rollout.journal import Journal, read_journal
 
 
@@ -151,3 +152,41 @@ def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path: Path, monkeypatch: p
         assert not journal.is_finished(episode(1).key)
         journal.append([episode(2)])
     assert read_journal(path) == [episode(0), episode(2)]
+
+
+def test_who_adds_reads_head_and_tail_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "j.jsonl"
+    monkeypatch.setattr(journals, "_TAIL_BYTES", 7)
+    with Journal.open(path, to_add=True) as journal:
+        run_id = journal.run_id
+    with Journal.open(path, to_add=True) as journal:
+        journal.append([episode(0)])
+    monkeypatch.setattr(journals, "_recover", None)
+    for index in (1, 2):
+        with Journal.open(path, to_add=True) as journal:
+            assert journal.run_id == run_id
+            journal.append([episode(index)])
+            with pytest.raises(Locked):
+                Journal.open(path, to_add=True)
+    assert read_journal(path) == [episode(0), episode(1), episode(2)]
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 300, b'{"format":1,"task', b"\0\0\0\0ask\n", b"garbage\n"])
+def test_who_adds_cuts_a_torn_tail_off(tail: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    with Journal.open(path) as journal:
+        journal.append([episode(0)])
+    with path.open("ab") as file:
+        file.write(tail)
+    with Journal.open(path, to_add=True) as journal:
+        journal.append([episode(1)])
+    assert read_journal(path) == [episode(0), episode(1)]
+
+
+@pytest.mark.parametrize("text", [b"a,b\n1,2\n", b'{"format":1}\n', b"[]\n"])
+def test_nothing_is_added_to_what_is_no_journal(text: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError):
+        Journal.open(path, to_add=True)
+    assert path.read_bytes() == text

@@ -10,8 +10,10 @@ from tests.unit.reward.played import a_task
 from worldfork.core.errors import ConfigError
 from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.episode import Episode
+from worldfork.records.task import Task
 from worldfork.records.trajectory import Step, Trajectory
 from worldfork.rollout import run_directory
+from worldfork.rollout.loading import load_tasks
 from worldfork.rollout.run_directory import RunDirectory, trajectory_bytes
 from worldfork.rollout.stored import StoredRun
 
@@ -49,6 +51,26 @@ def test_tasks_are_added_and_never_lost(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         run.put_tasks([a_task(prompt="another of the same name")])
     assert (tmp_path / "tasks.jsonl").read_text().splitlines() == lines
+
+
+def test_tasks_that_are_known_to_be_there_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, counted = RunDirectory(tmp_path), list[Path]()
+
+    def count(path: Path) -> list[Task]:
+        counted.append(path)
+        return load_tasks(path)
+
+    monkeypatch.setattr(run_directory, "load_tasks", count)
+    for index in range(5):
+        RunDirectory(tmp_path).add(a_task(), Episode("played/one", a_task().task_hash, "p", index, 1.0))
+    assert len(counted) == 1
+    # Another process adds one.
+    (tmp_path / "tasks.jsonl").unlink()
+    run.put_tasks([a_task(task_id="played/two")])
+    run.add(a_task(), Episode("played/one", a_task().task_hash, "p", 5, 1.0))
+    stored = StoredRun(tmp_path)
+    assert len(stored.tasks) == 2
+    assert len(stored.episodes) == 6
 
 
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
