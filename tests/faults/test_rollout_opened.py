@@ -22,8 +22,10 @@ from tests.faults.rolling import RIGHT, Forked, a_task, states
 from worldfork.core.errors import ConfigError, NotFound, SandboxDied, SandboxError, VerifierError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.door import through
+from worldfork.lineage.place import place
 from worldfork.records.episode import FailureKind
 from worldfork.reward.verifier import Case, Grade
+from worldfork.rollout.leftovers import sweep_ends
 from worldfork.rollout.opened import AsyncRollout, open_rollout
 from worldfork.rollout.starts import StartingStates
 from worldfork.rollout.stored import StoredRun
@@ -121,6 +123,63 @@ def test_a_handle_goes_by_its_id(starts: StartingStates) -> None:
         Rollout.attach("sb-aaaaaaaaaaaaaaaa")
     with pytest.raises(ConfigError):
         Rollout.attach("../../etc")
+
+
+class Other(Forked):
+    """Another reward function."""
+
+    verifier_id = "other"
+
+
+def test_no_other_verifier_grades_in_silence(starts: StartingStates) -> None:
+    rollout = opened(starts)
+    rollout.sh(SOLVE)
+    # As a worker has it that was sent the handle: the task's own verifier is not what it was opened with.
+    sent = pickle.loads(pickle.dumps(rollout))
+    with pytest.raises(ConfigError, match="opened to be graded by forked, not by "):
+        sent.grade()
+    with pytest.raises(ConfigError, match="graded by forked, not by other"):
+        Rollout.attach(rollout.rollout_id, verifier=Other())
+    # Nothing was ended by that.
+    assert rollout.sh("cat answer.txt").stdout == RIGHT
+    assert Rollout.attach(rollout.rollout_id, verifier=Forked()).grade().reward == 1.0
+    assert sent.grade().verifier_id == "forked"
+    rollout.close()
+    told = opened(starts)
+    assert Rollout.attach(told.rollout_id, verifier=Other(), other_verifier=True).grade().verifier_id == "other"
+    told.close()
+
+
+def test_what_others_did_is_in_the_trajectory(starts: StartingStates, tmp_path: Path) -> None:
+    rollout = opened(starts, run=tmp_path / "run")
+    rollout.sh("echo one")
+    program = (
+        "import sys; from worldfork.rollout.synchronous import Rollout\n"
+        "found = Rollout.attach(sys.argv[1]); found.sh('echo two'); found.recorder.fact('model', 'none')"
+    )
+    subprocess.run([sys.executable, "-c", program, rollout.rollout_id], cwd=ROOT, check=True, timeout=120)
+    rollout.sh(SOLVE)
+    episode = rollout.grade()
+    rollout.close()
+    trajectory = StoredRun(tmp_path / "run").trajectory(episode)
+    assert trajectory is not None
+    assert [step.action for step in trajectory.steps] == ["echo one", "echo two", SOLVE]
+    assert [step.began_s for step in trajectory.steps] == sorted(step.began_s for step in trajectory.steps)
+    assert trajectory.facts == {"model": "none"}
+    assert episode.timings.commands_s is not None
+    assert episode.timings.policy_s is not None
+    assert 0 < episode.timings.commands_s <= episode.timings.policy_s <= episode.timings.total_s
+
+
+def test_what_is_closed_leaves_next_to_nothing(starts: StartingStates) -> None:
+    rollout = opened(starts)
+    rollout.sh(SOLVE)
+    rollout.grade()
+    path = rollout._inner._ledger.path
+    assert (path / "end.json").exists()
+    rollout.close()
+    assert {each.name for each in path.iterdir()} <= {"facts.json", "episode.json", "death.json", "closed", "lock"}
+    assert sum(each.stat().st_size for each in path.iterdir()) < 4096
 
 
 def test_closed_before_it_is_graded_it_has_no_reward(starts: StartingStates) -> None:
@@ -266,7 +325,40 @@ def test_states_are_kept_where_that_is_asked(starts: StartingStates) -> None:
             await AsyncSandbox.delete_snapshot(snapshot_id)
         return seen
 
+    kept = place().store.snapshot(last)
+    assert (kept.label, kept.state, kept.level) == (f"end of {rollout.rollout_id}", "durable", "local")
     assert through(look) == ["answer.txt\n", "answer.txt\nmore.txt\n"]
+
+
+def test_killed_while_it_grades_it_leaves_the_state_to_the_next(starts: StartingStates) -> None:
+    program = (
+        "import asyncio, os, signal, sys; from tests.faults.rolling import Forked\n"
+        "from worldfork.rollout.synchronous import Rollout\n"
+        "class Dying(Forked):\n"
+        "    needs_end = True\n"
+        "    async def grade(self, case): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Rollout.attach(sys.argv[1], verifier=Dying()).grade(keep=True)"
+    )
+
+    class Looking(Forked):
+        needs_end = True
+
+        async def grade(self, case: Case) -> Grade:
+            async with await AsyncSandbox.create(snapshot_id=case.end_snapshot_id) as box:
+                found = await box.run("cat", ["/workspace/answer.txt"], timeout=10)
+            return Grade(1.0 if found.stdout == RIGHT else 0.0)
+
+    rollout = opened(starts, verifier=Looking())
+    rollout.sh(SOLVE)
+    done = subprocess.run([sys.executable, "-c", program, rollout.rollout_id], cwd=ROOT, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    sweep_ends(place())
+    episode = rollout.grade(keep=True)
+    assert episode.reward == 1.0
+    rollout.close()
+    sweep_ends(place())
+    assert place().store.snapshot(str(episode.final_snapshot_id)).label == f"end of {rollout.rollout_id}"
+    place().store.delete_snapshot(str(episode.final_snapshot_id))
 
 
 def test_episodes_are_added_to_a_run(starts: StartingStates, tmp_path: Path) -> None:

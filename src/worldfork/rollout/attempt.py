@@ -10,46 +10,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from worldfork.core.clock import Clock, SystemClock
-from worldfork.core.errors import OutOfSpace, SandboxDied, VerifierError, WorldforkError
+from worldfork.core.errors import OutOfSpace, SandboxDied, WorldforkError
 from worldfork.core.threads import in_thread
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.edits import Edits
 from worldfork.records.episode import Episode, Failure, FailureKind, Timings
 from worldfork.records.task import Task
-from worldfork.records.trajectory import Trajectory
 from worldfork.reward.carry import Carried, carry_out
-from worldfork.reward.patching import diff_of
-from worldfork.reward.verifier import Case, Grade, Start, Verifier, checked_reward, gradings_of
-from worldfork.rollout.bounds import TurnOver, bounded
+from worldfork.reward.verifier import Case, Grade, Start, Verifier, gradings_of
+from worldfork.rollout.acting import take_turn
+from worldfork.rollout.clearing import Clearing
 from worldfork.rollout.faults import FaultRules, blame, failure_of, pause_after
 from worldfork.rollout.leftovers import end_label
-from worldfork.rollout.recording import RecordedSandbox, Recorder
-from worldfork.rollout.run_directory import trajectory_bytes
+from worldfork.rollout.outcome import Outcome, Pieces, Which, checked_grade, digest_of, graded, pieces_of
+from worldfork.rollout.recording import Recorder
 from worldfork.rollout.turn import Agent, Turn
 from worldfork.store.faultpoints import fault
 
 READING = 10
 """How many times the budget of a stop reading may take, which is bounded by what may be carried: a backstop."""
-
-
-@dataclass(frozen=True)
-class Which:
-    """Which attempt at which rollout."""
-
-    task: Task
-    policy_id: str
-    index: int
-    """The place within the group, from 0; the fork's index."""
-    seed: int | None = None
-    """None: what follows from task and index alone."""
-    attempt: int = 1
-    faults: tuple[str, ...] = ()
-    group_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,18 +48,10 @@ class Setting:
     rules: FaultRules = field(default_factory=FaultRules)
     """How often a grading is tried again."""
     keep_end: bool = False
-    """Whether the end of a scored rollout is kept as a snapshot; whoever asked deletes it."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """An episode, and what it names."""
-
-    episode: Episode
-    blobs: tuple[bytes, ...] = ()
-    """What `edits`, `diff` and `trajectory` of the episode are the digests of."""
-    acted: bool = False
-    """Whether the policy's turn is over and what it left is known: then it need not act again."""
+    """Whether the end of a scored rollout is kept as a snapshot; whoever asked settles or deletes it."""
+    book: Path | None = None
+    """What will name the states at the end, as of `leftovers.end_label`."""
+    clearing: Clearing = field(default_factory=Clearing)
 
 
 class Attempt:
@@ -100,18 +76,13 @@ class Attempt:
         self._began_s = setting.clock.monotonic_s()
         self._holds = contextlib.AsyncExitStack()
         self._carried: Carried | None = None
-        self._diff: bytes | None = None
+        self._pieces = Pieces()
         self._acted = False
 
     @property
     def task(self) -> Task:
         """The problem."""
         return self.which.task
-
-    @property
-    def sandbox(self) -> AsyncSandbox | None:
-        """Where the policy acts, once it is there."""
-        return self._sandbox
 
     async def begin(self) -> None:
         """Fork the starting state."""
@@ -126,8 +97,10 @@ class Attempt:
         self._sandbox_id = sandbox.sandbox_id
         self._seed = sandbox.seed
 
-    def time_turn(self, policy_s: float) -> None:
-        """Take note of how long a turn was that was taken elsewhere."""
+    def time_turn(self, began_s: float) -> None:
+        """Take note of a turn that was taken elsewhere and is over now; it began at that time since the Unix epoch."""
+        policy_s = max(0.0, self.setting.clock.now_s() - began_s)
+        self._started_s, self._began_s = began_s, self._began_s - policy_s
         self._timings = replace(self._timings, policy_s=policy_s, commands_s=self.recorder.commands_s)
 
     def recall(self, sandbox_id: str, seed: int | None, policy_end: str, left: Carried | None) -> None:
@@ -144,7 +117,12 @@ class Attempt:
             return
         async with self._stage(FailureKind.POLICY, None, "", "policy_s"):
             fault("rollout:policy")
-            await self._take_turn(policy, self._sandbox)
+            # Said by the class that the library ships, not by a name: many call a frozen model so.
+            tells = getattr(policy, "tells_solution", False) is True
+            solution = self.setting.start.solution if tells else None
+            turn = Turn(self.which.index, self._sandbox.seed, self.recorder, solution)
+            end = await take_turn(policy, self._sandbox, self.task, turn)
+            self.policy_end, self.failure = end.policy_end, end.failure
         self._timings = replace(self._timings, commands_s=self.recorder.commands_s)
 
     async def carry(self) -> None:
@@ -165,15 +143,16 @@ class Attempt:
         if not self.setting.keep_end and not self.setting.verifier.needs_end:
             # Before the grading, which takes longest: a process that is killed leaves less behind.
             with contextlib.suppress(WorldforkError, OSError):
-                await self._drop()
+                await self.drop()
 
     async def _carry_out(self, sandbox: AsyncSandbox) -> None:
         keeps, start_id = self.setting.keep_end, self.setting.start.snapshot_id
-        level, label = ("local", f"end of {self._sandbox_id}") if keeps else ("volatile", end_label())
+        level, label = "local" if keeps else "volatile", end_label(self.setting.book)
         carried = await carry_out(sandbox, self.task, start_snapshot_id=start_id, level=level, label=label)
         self._carried, self.edits, self.end_snapshot_id = carried, carried.edits, carried.end_snapshot_id
 
-    async def _drop(self) -> None:
+    async def drop(self) -> None:
+        """Let go of the state at the end. Idempotent."""
         if self._carried is not None:
             await self._carried.drop()
         self._carried = self.end_snapshot_id = None
@@ -233,26 +212,37 @@ class Attempt:
     async def clear(self) -> None:
         """Clear away the sandbox, and the state at its end unless it is to be kept. Idempotent; bounded."""
         began_s = self.setting.clock.monotonic_s()
-        keeps = self.setting.keep_end and self.failure is None and self.grade is not None
-        with contextlib.suppress(WorldforkError, OSError, TimeoutError):
-            # What is not cleared away in time here is swept by the next who opens the home.
-            async with asyncio.timeout(self.task.limits.stop_wall_s):
-                fault("rollout:clear")
-                await self._holds.aclose()
-                if not keeps:
-                    await self._drop()
-        if not keeps:
-            self.end_snapshot_id = None
+        left = None
+        if not self._keeps:
+            left, self._carried, self.end_snapshot_id = self._carried, None, None
+
+        async def work() -> None:
+            fault("rollout:clear")
+            await self._end_sandbox()
+            if left is not None:
+                await left.drop()
+
+        await self.setting.clearing.do(work, self.task.limits.stop_wall_s, self._sandbox_id or "a start that failed")
         self._timings = replace(self._timings, stop_s=self.setting.clock.monotonic_s() - began_s)
 
+    @property
+    def _keeps(self) -> bool:
+        return self.setting.keep_end and self.failure is None and self.grade is not None
+
+    async def _end_sandbox(self) -> None:
+        try:
+            await self._holds.aclose()
+        except Exception:
+            if self._sandbox is not None:
+                # Whoever tries again finds it there.
+                self._holds.push_async_callback(self._sandbox.terminate)
+            raise
+
     async def describe(self) -> None:
-        """Make the diff of what was left, for people; an episode without one is whole."""
-        edits = self.edits
-        if edits is None or edits.empty:
-            return
-        with contextlib.suppress(WorldforkError, OSError):
-            # What a policy left may take seconds to compare, and the starting state lies on the disk.
-            self._diff = await in_thread(lambda: diff_of(self.setting.start.originals, edits))
+        """Put into bytes what the episode is to name, and make the diff for people; one without a diff is whole."""
+        trajectory = self.recorder.trajectory()
+        # What a policy left may take seconds to put together, and the starting state lies on the disk.
+        self._pieces = await in_thread(lambda: pieces_of(self.edits, self.setting.start.originals, trajectory))
 
     def stop(self, code: str, message: str) -> None:
         """Take the attempt as given up because the run is over."""
@@ -260,10 +250,7 @@ class Attempt:
 
     def outcome(self) -> Outcome:
         """Return the episode as it stands."""
-        trajectory = self.recorder.trajectory()
-        edits = None if self.edits is None else self.edits.to_bytes()
-        diff = self._diff
-        record = _record(trajectory)
+        pieces = self._pieces
         grade = None if self.failure else self.grade
         total_s = self.setting.clock.monotonic_s() - self._began_s
         failure = self.failure
@@ -286,15 +273,15 @@ class Attempt:
             seed=self._seed,
             attempt=self.which.attempt,
             faults=(*self.which.faults, *self.judge_faults),
-            edits=_digest(edits),
-            diff=_digest(diff),
-            trajectory=_digest(record),
-            final_snapshot_id=self.end_snapshot_id,
+            edits=digest_of(pieces.edits),
+            diff=digest_of(pieces.diff),
+            trajectory=digest_of(pieces.trajectory),
+            final_snapshot_id=self.end_snapshot_id if self._keeps else None,
             group_id=self.which.group_id,
         )
         if grade is not None:
             episode = graded(episode, grade)
-        return Outcome(episode, tuple(blob for blob in (edits, diff, record) if blob is not None), self._acted)
+        return Outcome(episode, pieces.all, self._acted)
 
     @contextlib.asynccontextmanager
     async def _stage(self, kind: FailureKind, budget_s: float | None, what: str, timing: str) -> AsyncIterator[None]:
@@ -312,28 +299,6 @@ class Attempt:
         finally:
             self._timings = replace(self._timings, **{timing: clock.monotonic_s() - began_s})
 
-    async def _take_turn(self, policy: Agent, sandbox: AsyncSandbox) -> None:
-        """Let the policy act, and note how its turn ended.
-
-        A program that meets the state of its own sandbox in an error has ended its turn by what it did there. Any other
-        error is one of the program on the host.
-        """
-        # Said by the class that the library ships, not by a name: many call a frozen model so.
-        tells = getattr(policy, "tells_solution", False) is True
-        solution = self.setting.start.solution if tells else None
-        turn = Turn(self.which.index, sandbox.seed, self.recorder, solution)
-        try:
-            await bounded(policy.agent(RecordedSandbox(sandbox, self.recorder), self.task, turn), self._turn_s())
-        except TurnOver:
-            self.policy_end = "timed_out"
-        except Exception as error:
-            self.failure = await blame(sandbox, error, FailureKind.POLICY)
-            own = error.code if isinstance(error, WorldforkError) else SandboxDied.code
-            self.policy_end = own if self.failure is None else self.failure.code
-
-    def _turn_s(self) -> float:
-        return self.task.limits.policy_wall_s
-
     async def _lost_memory(self, sandbox: AsyncSandbox) -> bool:
         """Fail where the host, short of memory, killed a process of a sandbox that was within its limit."""
         if not (await sandbox.limit_hits()).host_memory:
@@ -342,42 +307,3 @@ class Attempt:
             FailureKind.MEMORY, "host_memory", "the host ended a process for memory that was within its limit"
         )
         return True
-
-
-def graded(episode: Episode, grade: Grade) -> Episode:
-    """Return a scored episode with what a verifier said."""
-    return replace(
-        episode,
-        reward=grade.reward,
-        failure=None,
-        parts=dict(grade.parts),
-        expected=grade.expected,
-        passed=grade.passed,
-        failed=grade.failed,
-        untouched=grade.untouched,
-        grade_end=grade.end,
-        grading_sandbox_id=grade.sandbox_id,
-        trust=grade.trust,
-    )
-
-
-def checked_grade(grade: Grade, verifier: Verifier) -> Grade:
-    """Return a grade with a reward that is one, or fail."""
-    if not isinstance(grade, Grade):
-        raise VerifierError(f"{verifier.verifier_id} gave {type(grade).__name__} as a grade", kind=FailureKind.GRADING)
-    parts = {str(name): checked_reward(part, f"the part {name!r}") for name, part in grade.parts.items()}
-    return replace(grade, reward=checked_reward(grade.reward, verifier.verifier_id), parts=parts)
-
-
-def _record(trajectory: Trajectory) -> bytes | None:
-    if not trajectory.steps and not trajectory.facts:
-        return None
-    try:
-        return trajectory_bytes(trajectory)
-    except (TypeError, ValueError, RecursionError):
-        # What a policy's program told of itself must not cost it its reward.
-        return trajectory_bytes(Trajectory(truncated=True))
-
-
-def _digest(blob: bytes | None) -> str | None:
-    return None if blob is None else hashlib.sha256(blob).hexdigest()

@@ -12,26 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from worldfork.core.clock import SystemClock
-from worldfork.core.errors import ConfigError, WorldforkError
+from worldfork.core.errors import ConfigError
 from worldfork.core.ids import content_id
-from worldfork.core.threads import in_thread
-from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.place import place
 from worldfork.lineage.snapshots import SnapshotInfo
-from worldfork.records.episode import Episode, Failure, FailureKind
+from worldfork.records.episode import Episode
 from worldfork.records.task import Task
 from worldfork.reward.advantages import group_advantages
 from worldfork.reward.score_verifier import ScoreFunction
 from worldfork.reward.verifier import Verifier
-from worldfork.rollout.bounds import to_its_end
-from worldfork.rollout.crew import Crew, Job, Orders, Starts
+from worldfork.rollout.crew import Crew
 from worldfork.rollout.faults import FaultRules, Faults
 from worldfork.rollout.journal import Journal, Key
-from worldfork.rollout.judging import cpus, judges
+from worldfork.rollout.judges import cpus, judges
 from worldfork.rollout.leftovers import sweep_once
+from worldfork.rollout.orders import Job, Orders, Starts
 from worldfork.rollout.run_directory import RunDirectory
 from worldfork.rollout.starts import StartingStates
-from worldfork.rollout.stopping import ENOUGH, StopRule
+from worldfork.rollout.stopping import StopRule
 from worldfork.rollout.turn import as_policy
 
 MAX_CONCURRENCY = 1024
@@ -116,7 +114,8 @@ async def run_rollouts(
         seed: derives others.
         stop: ends a group early. What lies behind the cut is STOPPED, in progress or done, here and in the journal;
             what an earlier call finished stays there as it is.
-        keep: whose final state is kept as a snapshot: the `best` one's of each group, or `all`; None for none.
+        keep: whose final state is kept as a snapshot: the `best` one's of each group, or `all`; None for none. The
+            caller deletes them. With `best` those of others go that an earlier call of this run kept.
         deadline_s: wall time for the whole; what has not ended by then is STOPPED.
         rules: what is tried again, and when to give up.
         verifier: grades all tasks; by default each task's own.
@@ -131,6 +130,8 @@ async def run_rollouts(
         SandboxError, StoreError: the world could not be built.
         OSError: the journal could not be written; nothing after it was run.
     """
+    if verifier is not None and score is not None:
+        raise ConfigError("a verifier and a score function cannot both grade", remedy="name one", field="score")
     agent = as_policy(policy)
     width = _check(tasks, n, concurrency, seeds=seeds, keep=keep, deadline_s=deadline_s)
     if not tasks:
@@ -157,18 +158,16 @@ async def run_rollouts(
         jobs = [Job(task, key[2], _seed(seeds, seed, task, key[2])) for key, task in wanted.items() if key not in ended]
         crew = await _work(orders, jobs, ended, width)
         ended |= crew.ended
-        return [_cut(ended[key], crew) for key in wanted]
+        return [crew.cut(ended[key]) for key in wanted]
 
 
 async def _work(orders: Orders, jobs: Sequence[Job], known: dict[Key, Episode], width: int) -> Crew:
     """Do what is to be done, and return who did it."""
     crew = Crew(orders)
-    for episode in known.values():
-        crew.know(episode)
+    await crew.know(list(known.values()))
     if jobs:
         await sweep_once(place())
-        await crew.work(jobs, width)
-        await _leave_out(crew, orders.journal)
+    await crew.work(jobs, width)
     return crew
 
 
@@ -265,34 +264,3 @@ def _seed(seeds: str, seed: int, task: Task, index: int) -> int:
         return secrets.randbits(60)
     parts = [task.task_hash.encode(), b"" if seeds == "common" else str(index).encode()]
     return int(content_id(*parts, *([str(seed).encode()] if seed else []))[:15], 16)
-
-
-async def _leave_out(crew: Crew, journal: Journal | None) -> None:
-    """Take back what ended behind its group's cut before that was known, so that speed decides nothing anywhere."""
-    late = [each for each in crew.ended.values() if each.valid and _cut(each, crew) is not each]
-    for episode in late:
-        if episode.final_snapshot_id is not None:
-            with contextlib.suppress(WorldforkError):
-                await AsyncSandbox.delete_snapshot(episode.final_snapshot_id)
-    if late and journal is not None:
-        await to_its_end(in_thread(journal.append, [_cut(each, crew) for each in late]))
-
-
-def _cut(episode: Episode, crew: Crew) -> Episode:
-    """Return an episode, or that it was not needed where it lies behind its group's cut."""
-    prefix = crew.prefixes.get(episode.task_hash)
-    if prefix is None or not prefix.leaves_out(episode.index) or not episode.valid:
-        return episode
-    return Episode(
-        task_id=episode.task_id,
-        task_hash=episode.task_hash,
-        policy_id=episode.policy_id,
-        index=episode.index,
-        reward=None,
-        failure=Failure(FailureKind.STOPPED, ENOUGH, "the group's stop rule held"),
-        started_s=episode.started_s,
-        seed=episode.seed,
-        attempt=episode.attempt,
-        faults=episode.faults,
-        group_id=episode.group_id,
-    )

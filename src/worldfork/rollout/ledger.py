@@ -3,11 +3,13 @@
 ::
 
     scratch/rollouts/<sandbox id>/facts.json    what it is of
+                                  steps.jsonl   what was done by each handle, until it is graded
                                   end.json      what the policy left, once that was carried out
                                   episode.json  the result, once it is there
                                   death.json    how the sandbox ended, where its process saw that
                                   closed        that nobody wants it any more
                                   lock          held by whoever grades or closes it
+    scratch/rollouts/tasks/<task hash>.json     the tasks that these are of
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,12 @@ from worldfork.records.task import Task
 REMEMBERED_S = 86_400.0
 """How long after its lease a rollout can still be asked for its episode."""
 
+LOOK_EVERY_S = 60.0
+"""How often a process looks for rollouts that may be forgotten."""
+
 _RETRY_S = 0.02
+_TASKS = "tasks"
+_looked_s: dict[Path, float] = {}
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,9 @@ class Facts:
     """What an open rollout is of."""
 
     sandbox_id: str
-    task: dict[str, Any]
-    """The task's JSON form."""
+    task_hash: str
+    verifier_id: str
+    """What is to grade it."""
     policy_id: str
     index: int
     seed: int
@@ -57,9 +65,18 @@ class Facts:
     run: str | None = None
     """The directory of the run to which the episode is added."""
 
-    def read_task(self) -> Task:
-        """Return the task."""
-        return Task.from_json(self.task)
+    def expect(self, verifier_id: str) -> None:
+        """Refuse another verifier than the one that is to grade.
+
+        Raises:
+            ConfigError: it is another one.
+        """
+        if verifier_id != self.verifier_id:
+            raise ConfigError(
+                f"{self.sandbox_id} was opened to be graded by {self.verifier_id}, not by {verifier_id}",
+                remedy="attach with `verifier=` the one that it was opened with, or say other_verifier=True",
+                field="verifier",
+            )
 
 
 @dataclass(frozen=True)
@@ -77,10 +94,12 @@ class Ledger:
 
     def __init__(self, root: Path, sandbox_id: str) -> None:
         self.path = root / check_id("sb", sandbox_id)
+        self._tasks = root / _TASKS
 
-    def begin(self, facts: Facts) -> None:
+    def begin(self, facts: Facts, task: Task) -> None:
         """Write down a new rollout."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._keep_task(task, facts.ends_s)
         self._write("facts.json", asdict(facts))
         # So that nobody has to read it to learn when it may go.
         os.utime(self.path / "facts.json", (facts.ends_s, facts.ends_s))
@@ -96,6 +115,51 @@ class Ledger:
             raise NotFound(f"no open rollout is called {self.path.name}", sandbox_id=self.path.name)
         return Facts(**{each.name: data[each.name] for each in fields(Facts) if each.name in data})
 
+    def task(self) -> Task:
+        """Return the problem.
+
+        Raises:
+            NotFound: as of `facts`.
+        """
+        data = _read(self._tasks / f"{self.facts().task_hash}.json")
+        if data is None:
+            raise NotFound(f"the task of {self.path.name} is gone", sandbox_id=self.path.name)
+        return Task.from_json(data)
+
+    def _keep_task(self, task: Task, until_s: float) -> None:
+        """Keep a task for as long as a rollout of it can be asked for; once for all of them, since it may be large."""
+        self._tasks.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._tasks / f"{task.task_hash}.json"
+        with _alone(self._tasks):
+            if not path.exists():
+                _write(path, task.to_json())
+                os.utime(path, (until_s, until_s))
+            elif path.stat().st_mtime < until_s:
+                os.utime(path, (until_s, until_s))
+
+    def add_step(self, line: Mapping[str, Any]) -> None:
+        """Write down a step, or another line of `Recorder.log`; what cannot be written is only missing."""
+        with contextlib.suppress(OSError):
+            steps = os.open(self.path / "steps.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                # In one piece: others add to it too.
+                text = json.dumps(line, separators=(",", ":"), ensure_ascii=False)
+                os.write(steps, text.encode("utf-8", "replace") + b"\n")
+            finally:
+                os.close(steps)
+
+    def steps(self) -> Iterator[dict[str, Any]]:
+        """Yield what was done by all handles, in the order in which it ended; what cannot be read is left out."""
+        try:
+            with (self.path / "steps.jsonl").open("rb") as file:
+                for line in file:
+                    with contextlib.suppress(ValueError):
+                        data = json.loads(line)
+                        if isinstance(data, dict):
+                            yield data
+        except FileNotFoundError:
+            return
+
     def set_end(self, end: End) -> None:
         """Write down what the policy left."""
         edits = None if end.edits is None else base64.b64encode(end.edits.to_bytes()).decode("ascii")
@@ -110,8 +174,18 @@ class Ledger:
         return End(edits, data["snapshot"], data["policy_end"])
 
     def forget_end(self) -> None:
-        """Let go of what the policy left: the episode is there, and the files may be large."""
-        (self.path / "end.json").unlink(missing_ok=True)
+        """Let go of what the policy left and did: the episode is there, and the files may be large."""
+        for name in ("end.json", "steps.jsonl"):
+            (self.path / name).unlink(missing_ok=True)
+
+    def states(self) -> set[str] | None:
+        """Return the final states that stay by what is written here; None while it may be graded yet."""
+        if not self.path.exists():
+            return set()
+        episode = self.episode()
+        if episode is None:
+            return None
+        return set() if episode.final_snapshot_id is None else {episode.final_snapshot_id}
 
     def set_episode(self, episode: Episode) -> None:
         """Write down the result."""
@@ -165,27 +239,53 @@ class Ledger:
             os.close(lock)
 
     def _write(self, name: str, data: Mapping[str, Any]) -> None:
-        part = self.path / f".{name}.{os.getpid()}"
-        part.write_text(json.dumps(data, ensure_ascii=True), encoding="ascii")
-        part.replace(self.path / name)
+        _write(self.path / name, data)
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        try:
-            data = json.loads((self.path / name).read_text(encoding="ascii"))
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise ConfigError(f"{self.path / name} cannot be read: {error}", path=str(self.path / name)) from error
-        return dict(data)
+        return _read(self.path / name)
 
 
 def forget_old(root: Path, now_s: float) -> None:
-    """Remove the directories of rollouts whose lease was over long ago. Blocking; a look at each name."""
+    """Remove what is known of rollouts whose lease was over long ago. Blocking; looks once in a while only."""
+    if now_s < _looked_s.get(root, 0.0) + LOOK_EVERY_S:
+        return
+    _looked_s[root] = now_s
     with contextlib.suppress(OSError), os.scandir(root) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
                 if os.stat(f"{entry.path}/facts.json").st_mtime + REMEMBERED_S < now_s:
                     shutil.rmtree(entry.path)
+    with contextlib.suppress(OSError), _alone(root / _TASKS), os.scandir(root / _TASKS) as entries:
+        for entry in entries:
+            if entry.stat().st_mtime + REMEMBERED_S < now_s:
+                os.unlink(entry)
+
+
+def _write(path: Path, data: Mapping[str, Any]) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(json.dumps(data, ensure_ascii=True), encoding="ascii")
+    part.replace(path)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        data = json.loads(path.read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ConfigError(f"{path} cannot be read: {error}", path=str(path)) from error
+    return dict(data)
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Be the only one who adds to a directory or removes from it."""
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _try_lock(file: int) -> bool:

@@ -13,28 +13,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import weakref
 from pathlib import Path
 from typing import Any, Self
 
 from worldfork.core.clock import SystemClock
-from worldfork.core.errors import ConfigError, Locked, NotFound, SandboxDied, WorldforkError
+from worldfork.core.errors import ConfigError, ForkError, NotFound, SandboxDied, WorldforkError
 from worldfork.core.threads import in_thread
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.place import place
 from worldfork.lineage.snapshots import SnapshotInfo
 from worldfork.records.edits import Edits
-from worldfork.records.episode import Episode, Failure, FailureKind
+from worldfork.records.episode import Episode
 from worldfork.records.task import Task
 from worldfork.records.trajectory import Trajectory
-from worldfork.reward.carry import Carried
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.verifier import Verifier
-from worldfork.rollout.attempt import Attempt, Outcome, Setting, Which
 from worldfork.rollout.bounds import to_its_end
-from worldfork.rollout.faults import RETRIES, failure_of, fault_of
-from worldfork.rollout.judging import cpus, judges
-from worldfork.rollout.ledger import End, Facts, Ledger, forget_old
+from worldfork.rollout.ending import Ending, note_death
+from worldfork.rollout.judges import judges
+from worldfork.rollout.ledger import Facts, Ledger, forget_old
 from worldfork.rollout.leftovers import sweep_once
 from worldfork.rollout.recording import RecordedSandbox, Recorder
 from worldfork.rollout.run_directory import RunDirectory
@@ -45,14 +42,7 @@ DEFAULT_TTL_S = 3600.0
 _GRADE_WAIT_S = 86_400.0
 """Each grading has its own limits; this only keeps a forgotten caller from waiting for ever."""
 
-_DEATH_S = 2.0
-"""How long another process waits for the one that started a sandbox to tell how it ended."""
-_JOURNAL_S = 30.0
-"""How long to wait for others who add to the same run."""
-_POLL_S = 0.02
-
 _watching: set[asyncio.Task[None]] = set()
-_gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
 async def open_rollout(
@@ -66,7 +56,7 @@ async def open_rollout(
     world: SnapshotInfo | None = None,
     verifier: Verifier | None = None,
     detached: bool = False,
-    run: str | Path | None = None,
+    run: RunDirectory | str | Path | None = None,
     starts: StartingStates | None = None,
 ) -> AsyncRollout:
     """Fork a task's starting state for somebody to act in.
@@ -93,33 +83,35 @@ async def open_rollout(
         raise ConfigError(f"ttl_s {ttl_s!r} is not a time", field="ttl_s")
     if index < 0 or attempt < 1:
         raise ConfigError("index begins at 0, attempt at 1", field="index")
-    start = await (starts or await StartingStates.open(world)).get(task)
-    async with asyncio.timeout(task.limits.start_wall_s):
-        sandbox = await start.open(index, seed=seed, ttl_s=ttl_s, detached=detached)
+    states = starts or await StartingStates.open(world)
+    judge = verifier or judges()(task)
+    start = await states.get(task)
+    sandbox = await _fork(start, task.limits.start_wall_s, index, seed=seed, ttl_s=ttl_s, detached=detached)
     now_s = SystemClock().now_s()
     facts = Facts(
-        sandbox.sandbox_id,
-        task.to_json(),
-        policy_id,
-        index,
-        sandbox.seed,
-        attempt,
-        now_s,
-        now_s + ttl_s,
-        None if world is None else world.snapshot_id,
-        None if run is None else str(Path(run).absolute()),
+        sandbox_id=sandbox.sandbox_id,
+        task_hash=task.task_hash,
+        verifier_id=judge.verifier_id,
+        policy_id=policy_id,
+        index=index,
+        seed=sandbox.seed,
+        attempt=attempt,
+        opened_s=now_s,
+        ends_s=now_s + ttl_s,
+        world=states.world_id,
+        run=None if run is None else str((run.path if isinstance(run, RunDirectory) else Path(run)).absolute()),
     )
     here = place()
     root = here.home.scratch / "rollouts"
     try:
         ledger = Ledger(root, sandbox.sandbox_id)
-        await here.work(lambda: ledger.begin(facts))
+        await here.work(lambda: ledger.begin(facts, task))
         await here.work(lambda: forget_old(root, now_s))
         await sweep_once(here)
     except BaseException:
-        await asyncio.shield(sandbox.terminate())
+        await to_its_end(sandbox.terminate())
         raise
-    rollout = AsyncRollout(ledger, facts, sandbox, start, verifier)
+    rollout = AsyncRollout(ledger, facts, task, sandbox, start, judge)
     rollout.watch()
     return rollout
 
@@ -131,39 +123,49 @@ class AsyncRollout:
         self,
         ledger: Ledger,
         facts: Facts,
+        task: Task,
         sandbox: AsyncSandbox | None,
         start: StartingState | None,
         verifier: Verifier | None,
     ) -> None:
         self._ledger = ledger
         self._facts = facts
+        self._task = task
         self._inner = sandbox
-        self._start = start
         self._verifier = verifier
-        self._recorder = Recorder()
+        self._ending = Ending(ledger, facts, task, sandbox, start)
+        self._recorder = Recorder(ago_s=max(0.0, SystemClock().now_s() - facts.opened_s), log=ledger.add_step)
         self._recorded = None if sandbox is None else RecordedSandbox(sandbox, self._recorder)
-        self._task = facts.read_task()
 
     @classmethod
-    async def attach(cls, rollout_id: str, *, verifier: Verifier | None = None) -> Self:
+    async def attach(cls, rollout_id: str, *, verifier: Verifier | None = None, other_verifier: bool = False) -> Self:
         """Take up a rollout by id, in this process or another than opened it; graded or dead ones too.
+
+        Args:
+            rollout_id: its id.
+            verifier: what grades it if this handle is asked to, where it was opened with one of its own.
+            other_verifier: whether that may be another one than it was opened with.
 
         Raises:
             NotFound: no rollout of this home is called so, or its lease was over long ago.
+            ConfigError: the verifier is another one than it was opened with.
         """
-        here = await asyncio.get_running_loop().run_in_executor(None, place)
+        here = await in_thread(place)
         ledger = Ledger(here.home.scratch / "rollouts", rollout_id)
         facts = await here.work(ledger.facts)
+        if verifier is not None and not other_verifier:
+            facts.expect(verifier.verifier_id)
+        task = await here.work(ledger.task)
         try:
             sandbox = await AsyncSandbox.connect(rollout_id)
         except NotFound:
             sandbox = None
-        return cls(ledger, facts, sandbox, None, verifier)
+        return cls(ledger, facts, task, sandbox, None, verifier)
 
     def watch(self) -> None:
         """Write down how the sandbox ends, as long as this event loop runs: other processes cannot see that."""
         if self._inner is not None:
-            watching = asyncio.ensure_future(_note_death(self._ledger, self._inner))
+            watching = asyncio.ensure_future(note_death(self._ledger, self._inner))
             _watching.add(watching)
             watching.add_done_callback(_watching.discard)
 
@@ -230,6 +232,7 @@ class AsyncRollout:
             that is less busy, may be asked for again.
 
         Raises:
+            ConfigError: it was opened with a verifier that this handle was not given; the turn goes on.
             NotFound: its lease was over long ago, and the episode is forgotten. Locked, OSError: it could not be added
             to its run; ask again.
         """
@@ -241,30 +244,17 @@ class AsyncRollout:
             known = await here.work(self._ledger.episode)
             if known is not None:
                 return known
-            outcome, final = await self._grade(policy_end, keep)
-            episode = outcome.episode
-            if final:
-                await to_its_end(self._settle(outcome))
+            episode = await self._ending.grade(self._judge(), self._recorder, policy_end, keep=keep)
             if self._ledger.closed:
-                await to_its_end(self._clear())
+                await to_its_end(self._ending.clear())
             return episode
 
-    async def _settle(self, outcome: Outcome) -> None:
-        """Write down what is final; first where it is to stay."""
-        if self._facts.run is not None:
-            await self._add(RunDirectory(self._facts.run), outcome)
-        await place().work(lambda: self._ledger.set_episode(outcome.episode))
-
-    async def _add(self, run: RunDirectory, outcome: Outcome) -> None:
-        tries = round(_JOURNAL_S / _POLL_S)
-        for left in reversed(range(tries)):
-            try:
-                await in_thread(run.add, self._task, outcome.episode, outcome.blobs)
-                return
-            except Locked:
-                if not left:
-                    raise
-                await asyncio.sleep(_POLL_S)
+    def _judge(self) -> Verifier:
+        if self._verifier is None:
+            judge = judges()(self._task)
+            self._facts.expect(judge.verifier_id)
+            self._verifier = judge
+        return self._verifier
 
     async def edits(self) -> Edits | None:
         """Return what the policy left, from its grading until it is closed; None where nothing could be read."""
@@ -285,91 +275,10 @@ class AsyncRollout:
         self._ledger.set_closed()
         with contextlib.suppress(WorldforkError, OSError):
             async with self._ledger.turn(0.0 if self._is_dead() else self._task.limits.stop_wall_s):
-                await to_its_end(self._clear())
+                await to_its_end(self._ending.clear())
 
     def _is_dead(self) -> bool:
         return not self._ledger.path.exists()
-
-    async def _grade(self, policy_end: str, keep: bool) -> tuple[Outcome, bool]:
-        """Return the episode with what it names, and whether asking again could not give another."""
-        facts = self._facts
-        which = Which(self._task, facts.policy_id, facts.index, facts.seed, facts.attempt)
-        started_s = facts.opened_s
-        try:
-            start = self._start = self._start or await self._find_start()
-            verifier = self._verifier = self._verifier or judges()(self._task)
-        except Exception as error:
-            return Outcome(_failed(which, started_s, failure_of(FailureKind.START, error))), False
-        attempt = Attempt(which, Setting(start, verifier, gradings=_gate(), keep_end=keep))
-        attempt.recorder = self._recorder
-        attempt.policy_end = policy_end
-        attempt.time_turn(max(0.0, SystemClock().now_s() - facts.opened_s))
-        # What was begun here is brought to its end even for a caller that is gone: half of it would look like a death.
-        lost = await to_its_end(self._carry(attempt))
-        if lost is not None:
-            return Outcome(_failed(which, started_s, lost)), True
-        # Where this is cancelled or fails for our reasons, the state at the end stays for the next who asks.
-        await attempt.judge()
-        final = attempt.failure is None or attempt.failure.kind not in RETRIES
-        if final:
-            await to_its_end(attempt.clear())
-            await attempt.describe()
-        return attempt.outcome(), final
-
-    async def _find_start(self) -> StartingState:
-        world = None if self._facts.world is None else await AsyncSandbox.get_snapshot(self._facts.world)
-        return await (await StartingStates.open(world)).get(self._task)
-
-    async def _carry(self, attempt: Attempt) -> Failure | None:
-        """Let an attempt have what the policy left; return why there is nothing to be had."""
-        here = place()
-        end = await here.work(self._ledger.end)
-        if end is None:
-            if self._inner is not None:
-                attempt.adopt(self._inner)
-                await attempt.carry()
-            lost = attempt.failure
-            if self._inner is None:
-                attempt.policy_end = SandboxDied.code
-            if self._inner is None or (lost is not None and lost.kind is FailureKind.LOST):
-                lost = await self._why_gone()
-                attempt.failure = None
-            if lost is not None:
-                return lost
-            end = End(attempt.edits, attempt.end_snapshot_id, attempt.policy_end)
-            await here.work(lambda: self._ledger.set_end(end))
-        left = None if end.edits is None else Carried(end.edits, end.end_snapshot_id or "")
-        attempt.recall(self.rollout_id, self._facts.seed, end.policy_end, left)
-        return None
-
-    async def _why_gone(self) -> Failure | None:
-        """Return the fault of ours that ended the sandbox; None where it was the policy's own doing."""
-        if self._ledger.closed:
-            return Failure(FailureKind.STOPPED, "closed", "it was closed before it was graded")
-        for _ in range(round(_DEATH_S / _POLL_S)):
-            death = await place().work(self._ledger.death)
-            if death is not None:
-                return fault_of(death)
-            await asyncio.sleep(_POLL_S)
-        if SystemClock().now_s() >= self._facts.ends_s:
-            return Failure(FailureKind.LIMIT, "lease", "its lease was over before it was graded")
-        return Failure(FailureKind.LOST, SandboxDied.code, "its sandbox is gone, and how it ended is not known here")
-
-    async def _clear(self) -> None:
-        here = place()
-        if await here.work(self._ledger.episode) is None:
-            which = Which(self._task, self._facts.policy_id, self._facts.index, self._facts.seed, self._facts.attempt)
-            closed = Failure(FailureKind.STOPPED, "closed", "it was closed before it was graded")
-            await here.work(lambda: self._ledger.set_episode(_failed(which, self._facts.opened_s, closed)))
-            end = await here.work(self._ledger.end)
-            if end is not None and end.edits is not None and end.end_snapshot_id is not None:
-                with contextlib.suppress(WorldforkError):
-                    await Carried(end.edits, end.end_snapshot_id).drop()
-        with contextlib.suppress(WorldforkError, OSError, TimeoutError):
-            async with asyncio.timeout(self._task.limits.stop_wall_s):
-                if self._inner is not None:
-                    await self._inner.terminate()
-        await here.work(self._ledger.forget_end)
 
     async def __aenter__(self) -> Self:
         return self
@@ -381,31 +290,14 @@ class AsyncRollout:
         return f"{type(self).__name__}({self.rollout_id!r})"
 
 
-async def _note_death(ledger: Ledger, sandbox: AsyncSandbox) -> None:
-    with contextlib.suppress(WorldforkError, OSError):
-        await sandbox._live.wait_ended()
-        death = await sandbox.cause_of_death()
-        if death is not None:
-            await in_thread(ledger.set_death, death)
-
-
-def _gate() -> asyncio.Semaphore:
-    """Return what bounds the gradings of this event loop: beyond its CPUs they only slow each other down."""
-    loop = asyncio.get_running_loop()
-    if loop not in _gates:
-        _gates[loop] = asyncio.Semaphore(cpus())
-    return _gates[loop]
-
-
-def _failed(which: Which, started_s: float, failure: Failure) -> Episode:
-    return Episode(
-        task_id=which.task.task_id,
-        task_hash=which.task.task_hash,
-        policy_id=which.policy_id,
-        index=which.index,
-        reward=None,
-        failure=failure,
-        started_s=started_s,
-        seed=which.seed,
-        attempt=which.attempt,
-    )
+async def _fork(start: StartingState, limit_s: float, index: int, **options: Any) -> AsyncSandbox:
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            return await start.open(index, **options)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise ForkError(
+            f"a start took more than {limit_s:g} s",
+            remedy="open fewer rollouts at once, or raise the task's start_wall_s",
+        ) from None

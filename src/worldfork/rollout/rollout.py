@@ -6,11 +6,12 @@ A rollout always gives an episode. Only cancellation passes, after everything is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
-from worldfork.records.episode import Episode, FailureKind
-from worldfork.rollout.attempt import Attempt, Outcome, Setting, Which
+from worldfork.core.errors import WorldforkError
+from worldfork.rollout.attempt import Attempt, Setting
 from worldfork.rollout.bounds import to_its_end
-from worldfork.rollout.faults import failure_of
+from worldfork.rollout.outcome import Outcome, Which
 from worldfork.rollout.turn import Agent
 
 
@@ -24,32 +25,21 @@ async def run_rollout(which: Which, policy: Agent, setting: Setting) -> Outcome:
     """
     attempt = Attempt(which, setting)
     try:
-        await attempt.begin()
-        await attempt.act(policy)
-        await attempt.carry()
-        await attempt.judge()
-        await attempt.describe()
-    except asyncio.CancelledError:
-        attempt.stop("cancelled", "the rollout was cancelled")
+        try:
+            await attempt.begin()
+            await attempt.act(policy)
+            await attempt.carry()
+            await attempt.judge()
+            await attempt.describe()
+        except asyncio.CancelledError:
+            attempt.stop("cancelled", "the rollout was cancelled")
+            raise
+        finally:
+            # A second cancellation must not leave a sandbox behind.
+            await to_its_end(attempt.clear())
+        return attempt.outcome()
+    except BaseException:
+        # Nobody is told of the state that it would have named.
+        with contextlib.suppress(WorldforkError, OSError):
+            await to_its_end(attempt.drop())
         raise
-    finally:
-        # A second cancellation must not leave a sandbox behind.
-        await to_its_end(attempt.clear())
-    return attempt.outcome()
-
-
-def failed_before(which: Which, started_s: float, stage: FailureKind, error: Exception) -> Episode:
-    """Return the episode of a rollout that could not begin."""
-    return Episode(
-        task_id=which.task.task_id,
-        task_hash=which.task.task_hash,
-        policy_id=which.policy_id,
-        index=which.index,
-        reward=None,
-        failure=failure_of(stage, error),
-        started_s=started_s,
-        seed=which.seed,
-        attempt=which.attempt,
-        faults=which.faults,
-        group_id=which.group_id,
-    )

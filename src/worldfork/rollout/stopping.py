@@ -81,6 +81,11 @@ class Prefix:
                 return True
         return False
 
+    def counts(self, index: int) -> bool:
+        """Whether it is certain that a rollout is not left out, whatever the others before it bring."""
+        known = len(self._first) if self.cut is None else self.cut
+        return self._rule is None or index < known
+
     def leaves_out(self, index: int) -> bool:
         """Whether a rollout lies behind the cut."""
         return self.cut is not None and index >= self.cut

@@ -28,7 +28,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         found.update(options)
         return [
             Regraded(before, an_episode(before.index, after))
-            for before, after in zip(run.episodes, found["after"], strict=True)
+            for before, after in zip(run.episodes, found["after"], strict=False)
         ]
 
     monkeypatch.setattr(verb, "grade_again", grade_again)
@@ -47,6 +47,13 @@ def test_what_changed_is_shown(asked: dict[str, Any], run: str, invoke: Invoke) 
     assert result.exit_code == 0
     assert "2 of 2 episodes have a reward now; of 2: mean reward 0.5000 before, 0.7500 now, 1 changed" in result.stdout
     assert (asked["verifier"], asked["concurrency"]) == ({"kind": "pytest"}, 3)
+
+
+def test_what_is_left_out_is_told(asked: dict[str, Any], run: str, invoke: Invoke) -> None:
+    asked["after"] = [1.0]
+    result = invoke("regrade", run, "--verifier", "final")
+    assert result.exit_code == 0
+    assert "1 left out: what they left, or the final state, was not kept" in result.stderr
 
 
 def test_as_json_and_with_faults(asked: dict[str, Any], run: str, invoke: Invoke) -> None:

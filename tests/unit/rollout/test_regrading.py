@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.rollout.acting import Start, Starts, Verifier, a_task
 
-from worldfork.core.errors import NotFound, VerifierError
+from worldfork.core.errors import ConfigError, NotFound, VerifierError
 from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.episode import Episode, Failure, FailureKind
 from worldfork.reward.verifier import Case, Grade
@@ -29,6 +29,18 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Start:
 
     monkeypatch.setattr(regrading, "StartingStates", States)
     return start
+
+
+@pytest.fixture(autouse=True)
+def there(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The snapshots of the home."""
+    found: set[str] = set()
+
+    async def kept_states() -> set[str]:
+        return found
+
+    monkeypatch.setattr(regrading, "kept_states", kept_states)
+    return found
 
 
 @pytest.fixture
@@ -88,12 +100,39 @@ def test_a_verifier_that_breaks_is_no_score(run: RunDirectory) -> None:
     ]  # fmt: skip
 
 
-def test_a_final_state_that_was_not_kept_cannot_be_looked_at(run: RunDirectory) -> None:
-    verifier = Verifier()
-    verifier.needs_end = True
-    failure = again(run, verifier)[0].after.failure
-    assert failure is not None
-    assert "did not keep" in failure.message
+class Looking(Verifier):
+    """Looks at whole final states."""
+
+    needs_end = True
+
+
+def keep(run: RunDirectory, *indices: int) -> None:
+    with run.open_journal() as journal:
+        episodes = {each.index: each for each in StoredRun(run.path).episodes}
+        journal.append([replace(episodes[index], final_snapshot_id=f"sn-{index}") for index in indices])
+
+
+@pytest.mark.parametrize(("kept", "why"), [((), "the run kept none"), ((0, 1), "all 2 that the run kept were deleted")])
+def test_final_states_that_are_not_there_cannot_be_looked_at(
+    kept: tuple[int, ...], why: str, run: RunDirectory
+) -> None:
+    keep(run, *kept)
+    verifier = Looking()
+    with pytest.raises(ConfigError, match=why) as caught:
+        again(run, verifier)
+    assert "--keep all" in str(caught.value.remedy)
+    assert verifier.cases == []
+    assert regraded_journals(run.path) == []
+
+
+def test_final_states_that_are_there_are_looked_at(run: RunDirectory, there: set[str]) -> None:
+    keep(run, 0, 1)
+    there.add("sn-1")
+    verifier = Looking()
+    results = again(run, verifier)
+    assert [case.end_snapshot_id for case in verifier.cases] == ["sn-1"]
+    # Of the one that left nothing no state is needed.
+    assert [(each.before.index, each.after.reward) for each in results] == [(1, 0.5), (2, 0.0)]
 
 
 def test_a_task_that_is_not_known(run: RunDirectory) -> None:

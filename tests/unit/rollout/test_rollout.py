@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +28,9 @@ from worldfork.records.episode import Episode, FailureKind
 from worldfork.records.task_limits import TaskLimits
 from worldfork.reward.verifier import Grade
 from worldfork.rollout import attempt, bounds, faults
-from worldfork.rollout.attempt import Setting, Which
+from worldfork.rollout.attempt import Attempt, Setting
 from worldfork.rollout.faults import FaultRules
+from worldfork.rollout.outcome import Which
 from worldfork.rollout.rollout import run_rollout
 
 ONCE = FaultRules(retries={})
@@ -57,7 +59,7 @@ class Carrying:
 def carrying(monkeypatch: pytest.MonkeyPatch) -> Carrying:
     found = Carrying()
     monkeypatch.setattr(attempt, "carry_out", found)
-    monkeypatch.setattr(attempt, "end_label", lambda: "end")
+    monkeypatch.setattr(attempt, "end_label", lambda book: "end")
     return found
 
 
@@ -118,6 +120,38 @@ def test_the_end_is_kept_where_that_is_asked_and_earned(carrying: Carrying) -> N
     assert carrying.left.dropped == 1
     run(Acting())
     assert carrying.levels == ["local", "local", "volatile"]
+
+
+def test_a_state_that_no_episode_comes_to_name_goes(carrying: Carrying, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Attempt) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(Attempt, "outcome", broken)
+    with pytest.raises(RuntimeError, match="a defect"):
+        run(Acting(), keep=True)
+    assert carrying.left.dropped == 1
+
+
+def test_cancelled_in_its_last_moment_it_keeps_no_state(carrying: Carrying) -> None:
+    class Slow(Start):
+        @contextlib.asynccontextmanager
+        async def fork(self, index: int = 0, **options: Any) -> AsyncIterator[Any]:
+            async with super().fork(index, **options) as box:
+                yield box
+                ending.set()
+                await asyncio.sleep(0.05)
+
+    async def cancel() -> None:
+        setting: Any = Setting(Slow(), Verifier(), ManualClock(), keep_end=True)  # type: ignore[arg-type]
+        rolling = asyncio.ensure_future(run_rollout(Which(a_task(), "acting", 0), Acting(), setting))
+        await ending.wait()
+        rolling.cancel()
+        await rolling
+
+    ending = asyncio.Event()
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancel())
+    assert carrying.left.dropped == 1
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,16 @@ import json
 import os
 from collections.abc import Callable
 
+from worldfork.core.recent import Recent
 from worldfork.lineage.place import place
 from worldfork.records.task import Task
 from worldfork.reward.calibration import CalibrationStore
 from worldfork.reward.choosing import verifier_for
 from worldfork.reward.score_verifier import ScoreFunction
 from worldfork.reward.verifier import Verifier
+
+KEPT_BYTES = 4 << 20
+"""Of what tasks say of their verifiers; where each says something else, those used last are kept."""
 
 
 def home_calibrations() -> CalibrationStore:
@@ -28,13 +32,15 @@ def judges(
         calibrations: where expected ids are kept; by default this home's.
         score: grades all tasks, in the place of whatever they name.
     """
-    made: dict[str, Verifier] = {}
+    made: Recent[Verifier] = Recent(KEPT_BYTES)
 
     def judge(task: Task) -> Verifier:
         key = json.dumps(dict(task.verifier), sort_keys=True)
-        if key not in made:
-            made[key] = verifier_for(task, calibrations or home_calibrations(), score=score)
-        return made[key]
+        found = made.get(key)
+        if found is None:
+            found = verifier_for(task, calibrations or home_calibrations(), score=score)
+            made.put(key, found, len(key))
+        return found
 
     return judge
 

@@ -1,0 +1,210 @@
+"""How an open rollout ends: what its policy left is carried out, graded and written down, then all is cleared away.
+
+Each step is in the ledger before the next begins, so that whoever asks next goes on where the last one was stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import weakref
+from dataclasses import replace
+
+from worldfork.core.clock import SystemClock
+from worldfork.core.errors import Locked, SandboxDied, WorldforkError
+from worldfork.core.threads import in_thread
+from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.lineage.place import place
+from worldfork.records.episode import Episode, Failure, FailureKind
+from worldfork.records.task import Task
+from worldfork.reward.carry import Carried
+from worldfork.reward.verifier import Verifier
+from worldfork.rollout.attempt import Attempt, Setting
+from worldfork.rollout.bounds import to_its_end
+from worldfork.rollout.clearing import clearing_of_loop
+from worldfork.rollout.faults import RETRIES, failure_of, fault_of
+from worldfork.rollout.judges import cpus
+from worldfork.rollout.ledger import End, Facts, Ledger
+from worldfork.rollout.leftovers import let_go, settle, wait_lasting
+from worldfork.rollout.outcome import Outcome, Which
+from worldfork.rollout.recording import Recorder
+from worldfork.rollout.run_directory import RunDirectory
+from worldfork.rollout.starts import StartingState, StartingStates
+
+_DEATH_S = 2.0
+"""How long another process waits for the one that started a sandbox to tell how it ended."""
+_JOURNAL_S = 30.0
+"""How long to wait for others who add to the same run."""
+_POLL_S = 0.02
+_CLOSED = Failure(FailureKind.STOPPED, "closed", "it was closed before it was graded")
+
+_log = logging.getLogger("worldfork")
+_gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+
+
+class Ending:
+    """The end of one open rollout, as one handle sees it. Its caller holds the ledger's turn."""
+
+    def __init__(
+        self, ledger: Ledger, facts: Facts, task: Task, sandbox: AsyncSandbox | None, start: StartingState | None
+    ) -> None:
+        self._ledger = ledger
+        self._facts = facts
+        self._task = task
+        self._sandbox = sandbox
+        self._start = start
+        self._which = Which(task, facts.policy_id, facts.index, facts.seed, facts.attempt)
+
+    async def grade(self, verifier: Verifier, recorder: Recorder, policy_end: str, *, keep: bool) -> Episode:
+        """Return the episode, and write it down unless asking again could give another.
+
+        Args:
+            verifier: what grades.
+            recorder: what this handle recorded, where nobody else's is known.
+            policy_end: how the policy's turn ended.
+            keep: whether the state at the end stays.
+
+        Raises:
+            Locked, OSError: it could not be added to its run.
+        """
+        try:
+            start = self._start = self._start or await self._find_start()
+        except Exception as error:
+            return self._which.failed(failure_of(FailureKind.START, error), self._facts.opened_s)
+        setting = Setting(
+            start,
+            verifier,
+            gradings=_gate(),
+            keep_end=keep,
+            book=self._ledger.path,
+            clearing=clearing_of_loop(),
+        )
+        attempt = Attempt(self._which, setting)
+        attempt.recorder = await self._recorded(recorder)
+        attempt.policy_end = policy_end
+        attempt.time_turn(self._facts.opened_s)
+        # What was begun here is brought to its end even for a caller that is gone: half of it would look like a death.
+        lost = await to_its_end(self._carry(attempt))
+        if lost is not None:
+            return await to_its_end(self._settle(Outcome(self._which.failed(lost, self._facts.opened_s))))
+        # Where this is cancelled or fails for our reasons, the state at the end stays for the next who asks.
+        await attempt.judge()
+        if attempt.failure is not None and attempt.failure.kind in RETRIES:
+            return attempt.outcome().episode
+        await attempt.describe()
+        return await to_its_end(self._conclude(attempt))
+
+    async def clear(self) -> None:
+        """End the sandbox, and let go of what only a grading would need; without an episode there will be none."""
+        here = place()
+        if await here.work(self._ledger.episode) is None:
+            closed = self._which.failed(_CLOSED, self._facts.opened_s)
+            await here.work(lambda: self._ledger.set_episode(closed))
+            end = await here.work(self._ledger.end)
+            if end is not None and end.end_snapshot_id is not None:
+                await let_go([end.end_snapshot_id])
+        if self._sandbox is not None:
+            clearing = clearing_of_loop()
+            await clearing.do(self._sandbox.terminate, self._task.limits.stop_wall_s, self._facts.sandbox_id)
+        await here.work(self._ledger.forget_end)
+
+    async def _conclude(self, attempt: Attempt) -> Episode:
+        # In this order: a process that dies in between leaves nothing that names a state which is gone.
+        episode = await self._settle(attempt.outcome())
+        await attempt.clear()
+        return episode
+
+    async def _settle(self, outcome: Outcome) -> Episode:
+        """Write down what is final: first where it is to stay, and before that what it names."""
+        episode = outcome.episode
+        if episode.final_snapshot_id is not None:
+            try:
+                await wait_lasting(episode.final_snapshot_id)
+            except (WorldforkError, OSError) as error:
+                _log.warning("the state at the end of %s is not kept: %s", episode.sandbox_id, error)
+                await let_go([episode.final_snapshot_id])
+                episode = replace(episode, final_snapshot_id=None)
+        if self._facts.run is not None:
+            await self._add(RunDirectory(self._facts.run), replace(outcome, episode=episode))
+        await place().work(lambda: self._ledger.set_episode(episode))
+        if episode.final_snapshot_id is not None:
+            await settle({episode.final_snapshot_id: episode.sandbox_id})
+        return episode
+
+    async def _add(self, run: RunDirectory, outcome: Outcome) -> None:
+        tries = round(_JOURNAL_S / _POLL_S)
+        for left in reversed(range(tries)):
+            try:
+                await in_thread(run.add, self._task, outcome.episode, outcome.blobs)
+                return
+            except Locked:
+                if not left:
+                    raise
+                await asyncio.sleep(_POLL_S)
+
+    async def _find_start(self) -> StartingState:
+        world = None if self._facts.world is None else await AsyncSandbox.get_snapshot(self._facts.world)
+        return await (await StartingStates.open(world)).get(self._task)
+
+    async def _recorded(self, recorder: Recorder) -> Recorder:
+        """Return what all handles recorded, those of other processes too."""
+        recorder.trajectory()
+        found = Recorder()
+        await place().work(lambda: found.replay(self._ledger.steps()))
+        return found if found.trajectory().steps else recorder
+
+    async def _carry(self, attempt: Attempt) -> Failure | None:
+        """Let an attempt have what the policy left; return why there is nothing to be had."""
+        here = place()
+        end = await here.work(self._ledger.end)
+        if end is None:
+            lost = await self._carry_out(attempt)
+            if lost is not None:
+                return lost
+            end = End(attempt.edits, attempt.end_snapshot_id, attempt.policy_end)
+            await here.work(lambda: self._ledger.set_end(end))
+        left = None if end.edits is None else Carried(end.edits, end.end_snapshot_id or "")
+        attempt.recall(self._facts.sandbox_id, self._facts.seed, end.policy_end, left)
+        return None
+
+    async def _carry_out(self, attempt: Attempt) -> Failure | None:
+        if self._sandbox is None:
+            attempt.policy_end = SandboxDied.code
+            return await self._why_gone()
+        attempt.adopt(self._sandbox)
+        await attempt.carry()
+        lost, attempt.failure = attempt.failure, None
+        if lost is not None and lost.kind is FailureKind.LOST:
+            return await self._why_gone()
+        return lost
+
+    async def _why_gone(self) -> Failure | None:
+        """Return the fault of ours that ended the sandbox; None where it was the policy's own doing."""
+        if self._ledger.closed:
+            return _CLOSED
+        for _ in range(round(_DEATH_S / _POLL_S)):
+            death = await place().work(self._ledger.death)
+            if death is not None:
+                return fault_of(death)
+            await asyncio.sleep(_POLL_S)
+        if SystemClock().now_s() >= self._facts.ends_s:
+            return Failure(FailureKind.LIMIT, "lease", "its lease was over before it was graded")
+        return Failure(FailureKind.LOST, SandboxDied.code, "its sandbox is gone, and how it ended is not known here")
+
+
+async def note_death(ledger: Ledger, sandbox: AsyncSandbox) -> None:
+    """Write down how a sandbox ends, once it has."""
+    with contextlib.suppress(WorldforkError, OSError):
+        await sandbox._live.wait_ended()
+        death = await sandbox.cause_of_death()
+        if death is not None:
+            await in_thread(ledger.set_death, death)
+
+
+def _gate() -> asyncio.Semaphore:
+    """Return what bounds the gradings of this event loop: beyond its CPUs they only slow each other down."""
+    loop = asyncio.get_running_loop()
+    if loop not in _gates:
+        _gates[loop] = asyncio.Semaphore(cpus())
+    return _gates[loop]
