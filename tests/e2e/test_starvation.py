@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from textwrap import indent
 from typing import Any
 
@@ -107,9 +108,16 @@ def others(many: int) -> Iterator[None]:
     """So many processes of the machine want a CPU all the time."""
     with contextlib.ExitStack() as stack:
         for _ in range(many):
-            child = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            # The kernel may share out CPUs by sessions first.
+            command = [sys.executable, "-c", "while True: pass"]
+            child = stack.enter_context(subprocess.Popen(command, start_new_session=True))
             stack.callback(child.kill)
         yield
+
+
+def running() -> int:
+    """How many threads of the machine want a CPU, besides this one."""
+    return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1
 
 
 def graded(of: Task, policy: object) -> Episode:
@@ -130,7 +138,6 @@ def learn(of: Task) -> None:
 def assert_not_below(of: Task) -> None:
     with others(4 * CPUS):
         episode = graded(of, ReferencePolicy())
-    print(episode.reward, episode.failure, episode.grade_end)
     if episode.reward is None:
         assert episode.failure is not None
         assert episode.failure.kind is FailureKind.OVERLOAD
@@ -199,6 +206,8 @@ UNTIL_S = LIMITS.grade_wall_s - 0.7
 )
 def test_wrong_code_does_not_void_its_score(attack: str, many: int, verifier: str) -> None:
     of = a_task(verifier, task_id=f"starvation/wrong-{verifier}")
+    if many <= CPUS and running() > CPUS:
+        pytest.skip("this machine is too busy already to tell who is starved")
     learn(of)
     text = WRONG.replace("    return", indent(attack, "    ") + "    return")
     with others(many):
