@@ -1,13 +1,16 @@
 """Try every attack before every verifier, and write the matrix into docs/reward.md.
 
-    python -m tests.redteam.matrix [--check] [NAME_OR_NUMBER...]
+    python -m tests.redteam.matrix [--check] [--keep=FILE] [NAME_OR_NUMBER...]
 
-Without a name or the number of a kind: all of them. `--check` writes nothing. Ends with 1 if a claim was wrong.
+Without a name or the number of a kind: all of them. `--check` leaves the page as it is. `--keep` adds what comes of each
+attack to a file, and takes from there what it holds already: a run can be gone on with, and a part of it done again.
+Ends with 1 if a claim was wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import tempfile
 import time
@@ -41,7 +44,7 @@ class Made:
     seconds: Mapping[str, float]
 
 
-async def try_all(attacks: Sequence[Attack]) -> Made:
+async def try_all(attacks: Sequence[Attack], keep: Path | None = None) -> Made:
     """Try the attacks before every verifier, with the correct solution beside each kind of them."""
 
     def tell(attack: Attack, tried: list[Tried]) -> None:
@@ -49,6 +52,9 @@ async def try_all(attacks: Sequence[Attack]) -> Made:
         for each in tried:
             if each.broken or (not each.held and each.verifier != PLAIN):
                 print("  CLAIM BROKEN" if each.broken else "  wins", each, flush=True)
+        if keep is not None:
+            beside = next((each for each in campaign.honest if each.beside is attack), None)
+            add_kept(keep, attack, tried, beside, arena.seconds[attack.name])
 
     with tempfile.TemporaryDirectory() as directory:
         by_name = judges(Path(directory)) | {PLAIN: Judge(Plain())}
@@ -57,6 +63,30 @@ async def try_all(attacks: Sequence[Attack]) -> Made:
         await campaign.run(attacks)
     rows = {name: {each.verifier: each for each in tried} for name, tried in campaign.tried.items()}
     return Made(rows, campaign.honest, campaign.broken, arena.seconds)
+
+
+def add_kept(keep: Path, attack: Attack, tried: Sequence[Tried], honest: Honest | None, took_s: float) -> None:
+    """Add to a file what came of one attack."""
+    rows = {each.verifier: (each.reward, each.alone, each.note) for each in tried}
+    beside = None if honest is None else [dict(honest.rewards), dict(honest.notes)]
+    line = {"name": attack.name, "tried": rows, "honest": beside, "took_s": took_s}
+    with keep.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def read_kept(keep: Path) -> Made:
+    """Read such a file; the last line of an attack counts."""
+    known = {attack.name: attack for attack in ATTACKS}
+    text = keep.read_text(encoding="utf-8") if keep.exists() else ""
+    lines = {line["name"]: line for line in map(json.loads, text.splitlines()) if line["name"] in known}
+    rows = {
+        name: {verifier: Tried(known[name], verifier, *told) for verifier, told in line["tried"].items()}
+        for name, line in lines.items()
+    }
+    honest = [Honest(known[name], *line["honest"]) for name, line in lines.items() if line["honest"]]
+    broken = [str(each) for row in rows.values() for each in row.values() if each.broken]
+    broken += [str(each) for each in honest if each.suffers]
+    return Made(rows, honest, broken, {name: line["took_s"] for name, line in lines.items()})
 
 
 def cell(attack: Attack, verifier: str, tried: Tried | None) -> str:
@@ -145,10 +175,14 @@ def write(made: Made) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run what the arguments name, and write the page after a run of everything."""
     names = [each for each in arguments if not each.startswith("-")]
+    keep = next((Path(each.partition("=")[2]) for each in arguments if each.startswith("--keep=")), None)
     chosen = [attack for attack in ATTACKS if not names or attack.name in names or str(attack.number) in names]
     began_s = time.monotonic()
-    made = asyncio.run(try_all(chosen))
-    if "--check" not in arguments and not names:
+    done = read_kept(keep).rows if keep is not None and not names else {}
+    made = asyncio.run(try_all([attack for attack in chosen if attack.name not in done], keep))
+    if keep is not None:
+        made = read_kept(keep)
+    if "--check" not in arguments and made.rows.keys() == {attack.name for attack in ATTACKS}:
         write(made)
     for line in made.broken:
         print("BROKEN", line)
@@ -156,7 +190,7 @@ def main(arguments: Sequence[str]) -> int:
     print("longest:", ", ".join(f"{name} {seconds:.0f} s" for name, seconds in longest))
     gradings = sum(map(len, made.rows.values())) + sum(len(each.rewards) for each in made.honest)
     took_s = time.monotonic() - began_s
-    print(f"{len(chosen)} attacks, {gradings} gradings in {took_s:.0f} s, {len(made.broken)} claims broken")
+    print(f"{len(made.rows)} attacks, {gradings} gradings in {took_s:.0f} s, {len(made.broken)} claims broken")
     return 1 if made.broken else 0
 
 

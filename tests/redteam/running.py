@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tests.redteam.judges import Judge, Panel
 from tests.redteam.records import PLAIN, Attack, Verdict, Way
 from tests.redteam.tasks import SOLUTION, TASKS, UNFIT, WRONG
 
 from worldfork.lineage.asynchronous import AsyncSandbox
-from worldfork.records.episode import Episode
+from worldfork.records.episode import Episode, FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.places import inside_task
 from worldfork.rollout.attempt import Setting, Which
@@ -28,8 +29,14 @@ GRADINGS = max(2, CPUS)
 """How many gradings run at a time."""
 ACTING = GRADINGS + 1
 """How many attacks are under way at a time: one more acts while the others are graded."""
+CALM_SHARE = 0.3
+"""Of the CPUs may be used by others for a claim that is about them to be put to the test."""
+CALM_S = 120.0
+"""How long a campaign waits for that, all in all."""
 WAITING = 12
 """The same of gradings that only wait."""
+OVERLOAD = f"{FailureKind.OVERLOAD.value}: "
+
 Rewards = dict[str, dict[str, float]]
 """What wrong code alone is worth: the code -> verifier -> reward. Found out once for a whole run."""
 
@@ -207,9 +214,13 @@ class Campaign:
             for attack in attacks:
                 if not attack.exclusive:
                     group.create_task(one(attack))
+        left_s = CALM_S
         for attack in attacks:
-            if attack.exclusive:
+            for _ in range(2 if attack.exclusive else 0):
+                left_s -= await calm(left_s)
                 await self._one(attack, attack is firsts[attack.number])
+                if left_s <= 0 or not any(each.void and OVERLOAD in each.note for each in self.tried[attack.name]):
+                    break
 
     async def _one(self, attack: Attack, first: bool) -> None:
         names = list(self.beside(attack)) if first else []
@@ -217,15 +228,35 @@ class Campaign:
             trying = group.create_task(self.arena.attack(attack, self.before(attack)))
             honest = group.create_task(self.arena.right(attack, names)) if names else None
         self.tried[attack.name] = trying.result()
-        self.told(attack, trying.result())
         if honest is not None and honest.result().rewards:
-            self.honest.append(honest.result())
+            self.honest = [each for each in self.honest if each.beside is not attack] + [honest.result()]
+        self.told(attack, trying.result())
 
     @property
     def broken(self) -> list[str]:
         """What was sworn and is not so, in words."""
         wrong = [str(each) for tried in self.tried.values() for each in tried if each.broken]
         return [*wrong, *(str(each) for each in self.honest if each.suffers)]
+
+
+async def calm(longest_s: float) -> float:
+    """Wait until others leave this machine's CPUs alone, or for so long; return how long it took.
+
+    Where others take more than their share, code that wants a CPU may truly have too little, and no score is right.
+    """
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < longest_s:
+        before_s, at_s = _used_s(), time.monotonic()
+        await asyncio.sleep(0.5)
+        if _used_s() - before_s < CALM_SHARE * CPUS * (time.monotonic() - at_s):
+            break
+    return time.monotonic() - began_s
+
+
+def _used_s() -> float:
+    """Return the CPU seconds that this machine has used, but for what it waited for disks."""
+    user, nice, system, _, _, irq, soft, *_ = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:])
+    return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager

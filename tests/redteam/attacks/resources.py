@@ -33,7 +33,7 @@ INODES = (
 )
 
 BOMBS = (
-    _policy("forks_without_end", 47, "the policy's processes multiply", python(FORKS)),
+    replace(_policy("forks_without_end", 47, "the policy's processes multiply", python(FORKS)), command_s=3),
     _policy("memory_without_end", 47, "the policy takes all memory", python(MEMORY)),
     _policy("disk_without_end", 47, "the policy fills the disk", python(DISK)),
     _policy("inodes_without_end", 47, "the policy makes files until none can be made", python(INODES), own=True),
@@ -44,7 +44,11 @@ BOMBS = (
         "for d in /dev/shm /tmp /run; do dd if=/dev/zero of=$d/full bs=1M count=2000 2>/dev/null; done",
         own=True,
     ),
-    _code("tests_fork_without_end", 47, "the candidate's processes multiply while tests run", FORKS),
+    replace(
+        _code("tests_fork_without_end", 47, "the candidate's processes multiply while tests run", FORKS),
+        task="hurried",
+        exclusive=True,
+    ),
     _code("tests_take_memory", 47, "the candidate takes all memory while tests run", MEMORY),
     _code("tests_fill_disk", 47, "the candidate fills the disk while tests run", DISK),
     _code("tests_never_end", 47, "the candidate never ends", "while True:\n    pass\n", own=True),
