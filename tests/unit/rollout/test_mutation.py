@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,39 @@ def test_several_files_take_turns_and_none_comes_twice() -> None:
     assert {each[0] for each in found[:2] if each} == {"a.py", "b.py"}
     assert propose({"empty.py": ""}, 0, 0) is None
     assert propose({}, 0, 0) is None
+
+
+def test_an_argument_in_the_parentheses_of_its_call_stays_in_them() -> None:
+    source = "def f(a, y):\n    z = max(y, a)\n    return sum(x for x in y) + z\n"
+    called = {
+        node.id
+        for change in Mutations(source, 0).changes
+        for node in ast.walk(ast.parse(change.apply(source)))
+        if isinstance(node, ast.Name)
+    }
+    assert called <= {"f", "a", "y", "z", "max", "min", "sum", "x", "any", "all"}
+
+
+@pytest.mark.timeout(60)
+def test_a_function_of_very_many_names_is_done_with_soon() -> None:
+    lines = "".join(f"    b{place} = a{place % 250} + {place}\n" for place in range(1500))
+    source = f"def f({','.join(f'a{place}' for place in range(250))}):\n{lines}    return b1\n"
+    assert len(Mutations(source, 0).changes) > 1000
+    long = f"def f(a):\n    return {' + '.join('a' * 900)}\n"
+    assert len(Mutations(long, 0).changes) > 100
+
+
+def test_lines_that_end_in_a_way_that_only_the_parser_knows() -> None:
+    source = "X = 1\r\rdef g(b):\r    return b + 1\r"
+    assert mutate(source, 0) == source
+    assert mutate("X = 1\r\ndef g(b):\r\n    return b + 1\r\n", 0).endswith("\r\n")
+
+
+def test_warnings_decide_nothing_and_reach_nobody(recwarn: pytest.WarningsRecorder) -> None:
+    source = "def f(a):\n    return a is 1\n"
+    programs = [mutate(source, 5, index) for index in range(20)]
+    assert not recwarn.list
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = Mutations(source, 5)
+        assert [again.program(index) for index in range(20)] == programs

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
+import itertools
 import math
 import threading
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, lru_cache
@@ -14,11 +17,14 @@ from worldfork.rollout.mutation import conditions, expressions, statements
 from worldfork.rollout.mutation.module import MAX_MODULE_CHARACTERS, Change, Module
 from worldfork.rollout.mutation.scope import Scope
 
-MUTATION_VERSION = 1
+MUTATION_VERSION = 2
 """Part of a policy's id: another version may make other programs of the same seed."""
 
 MAX_CHANGES = 10_000
 """About so many single changes of one program are looked at; in a larger one the seed decides in which functions."""
+
+MAX_OF_A_KIND = 3000
+"""So many of one kind in one function, the first ones."""
 
 _TWO_AT_ONCE_EVERY = 16
 """One program in so many has two changes."""
@@ -102,7 +108,9 @@ class Mutations:
     def changes(self) -> list[Change]:
         """Every single change, in the order of the seed."""
         try:
-            module = Module(self.source) if len(self.source) <= MAX_MODULE_CHARACTERS else None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                module = Module(self.source) if len(self.source) <= MAX_MODULE_CHARACTERS else None
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return []
         if module is None:
@@ -112,8 +120,10 @@ class Mutations:
         for function in sorted(module.functions, key=lambda each: _chance(self.seed, "function", each.lineno)):
             scope = Scope(module, function)
             for source in _SOURCES:
-                for change in source(scope):
-                    found.setdefault((change.start, change.end, change.text), change)
+                # What is nested so deeply that its text cannot be made is left alone.
+                with contextlib.suppress(RecursionError):
+                    for change in itertools.islice(source(scope), MAX_OF_A_KIND):
+                        found.setdefault((change.start, change.end, change.text), change)
             if len(found) > MAX_CHANGES:
                 break
         return _ordered(list(found.values()), self.seed)
@@ -209,8 +219,11 @@ def _chance(*parts: object) -> float:
 def _shape(program: str) -> str | None:
     """Return what tells two programs apart, whatever their layout; None for text that is no program."""
     try:
-        tree = ast.parse(program)
-        compile(tree, "<mutation>", "exec", dont_inherit=True)
+        with warnings.catch_warnings():
+            # Whether warnings are errors here says nothing of the program, and nobody here is to read them.
+            warnings.simplefilter("ignore")
+            tree = ast.parse(program)
+            compile(tree, "<mutation>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return hashlib.sha256(ast.dump(tree).encode("utf-8", "surrogatepass")).hexdigest()

@@ -53,13 +53,13 @@ def wider_and_narrower(scope: Scope) -> Iterator[Change]:
 
 def ingredients(scope: Scope) -> Iterator[Change]:
     """An expression of the function put in the place of another that stands in the same kind of place."""
+    texts = [(other, ast.unparse(other)) for other in scope.ingredients]
     for node in scope.expressions:
         place = _place(scope, node)
         if not place or (isinstance(node, ast.Name | ast.Constant) and place == "operand"):
             continue
         mine = ast.unparse(node)
-        for other in scope.ingredients:
-            text = ast.unparse(other)
+        for other, text in texts:
             if text == mine or (isinstance(node, ast.Name) and isinstance(other, ast.Name)):
                 continue
             alike = type(other) is type(node) or _place(scope, other) == place

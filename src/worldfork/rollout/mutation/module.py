@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,10 +35,13 @@ class Module:
     """A module that parses.
 
     Raises:
-        SyntaxError, ValueError, RecursionError, MemoryError: it does not.
+        SyntaxError, ValueError, RecursionError, MemoryError: it does not, or has lines that end in the old way of Macs.
     """
 
     def __init__(self, text: str) -> None:
+        if _LONE_RETURN.search(text):
+            # The parser takes it for the end of a line, and nobody else does.
+            raise ValueError("a carriage return by itself")
         self.text = text
         self.tree = ast.parse(text)
         self._starts = [0]
@@ -87,7 +91,7 @@ class Module:
         if isinstance(new, str):
             new = ast.parse(new, mode="eval").body
         text = ast.unparse(new)
-        if not isinstance(new, _CLOSED) and self._is_bound(node):
+        if (not isinstance(new, _CLOSED) and self._is_bound(node)) or self._holds_the_call(node):
             text = f"({text})"
         return Change(family, weight, *self.span(node), text)
 
@@ -99,6 +103,15 @@ class Module:
         if isinstance(parent, ast.Call):
             return parent.func is node
         return isinstance(parent, _BINDING)
+
+    def _holds_the_call(self, node: ast.expr) -> bool:
+        """Tell whether a node's text has the parentheses of the call that it is the argument of."""
+        call = self.parents.get(node)
+        return (
+            isinstance(node, ast.GeneratorExp)
+            and isinstance(call, ast.Call)
+            and self.span(node)[1] == self.span(call)[1]
+        )
 
     def _offset(self, line: int, column_bytes: int) -> int:
         start = self._starts[line - 1]
@@ -116,6 +129,7 @@ def altered(node: ast.expr, **fields: object) -> ast.expr:
     return new
 
 
+_LONE_RETURN = re.compile("\r(?!\n)")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _CLOSED = (
     ast.Name, ast.Constant, ast.Call, ast.Attribute, ast.Subscript, ast.List, ast.Dict, ast.Set, ast.ListComp,

@@ -11,6 +11,12 @@ from worldfork.rollout.mutation.module import Module
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
+MAX_NAMES = 100
+"""Names of one function that may stand for each other."""
+
+MAX_EXPRESSION_CHARACTERS = 1000
+"""A longer expression is not changed as a whole: its text would be made anew for each of its parts."""
+
 MAX_INGREDIENTS = 60
 """Expressions of one function that may be put elsewhere in it."""
 
@@ -31,7 +37,7 @@ class Scope:
 
     @cached_property
     def expressions(self) -> list[ast.expr]:
-        """Every expression that is evaluated, in the order of the text, each once."""
+        """Every expression that is evaluated and of a common length, in the order of the text, each once."""
         found = [
             node
             for node in self.nodes
@@ -40,7 +46,9 @@ class Scope:
             and not isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
             and not any(isinstance(one, ast.JoinedStr) for one in self.module.above(node))
         ]
-        return sorted(found, key=lambda node: (*self.module.span(node), type(node).__name__))
+        spans = {node: self.module.span(node) for node in found}
+        short = [node for node, (start, end) in spans.items() if end - start <= MAX_EXPRESSION_CHARACTERS]
+        return sorted(short, key=lambda node: (*spans[node], type(node).__name__))
 
     @cached_property
     def statements(self) -> list[ast.stmt]:
@@ -49,7 +57,7 @@ class Scope:
 
     @cached_property
     def names(self) -> list[str]:
-        """Names of the function's own values, in the order of their first use."""
+        """Names of the function's own values, in the order of their first use; the first of very many."""
         found: dict[str, None] = {}
         for node in ast.walk(self.function):
             if isinstance(node, ast.arg):
@@ -58,7 +66,12 @@ class Scope:
                 found.setdefault(node.id)
             elif isinstance(node, Function) and node is not self.function:
                 found.setdefault(node.name)
-        return list(found)
+        return list(found)[:MAX_NAMES]
+
+    @cached_property
+    def assigned(self) -> frozenset[str]:
+        """Names that are given a value in the function."""
+        return frozenset(n.id for n in self.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
 
     @cached_property
     def loads(self) -> Counter[str]:

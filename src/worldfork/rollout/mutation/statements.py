@@ -68,14 +68,14 @@ def insertions(scope: Scope) -> Iterator[Change]:
             span = scope.module.line_span(statement)
             if span is None:
                 continue
-            indentation = _indentation(scope, statement)
+            mine, indentation = ast.unparse(statement), _indentation(scope, statement)
             places = [(span[0], 1.0)]
             if position == len(block) - 1 and not isinstance(statement, _LEAVING):
                 places.append((span[1], 1.5))
             for offset, weight in places:
                 lead = "" if offset == 0 or scope.module.text[offset - 1] == "\n" else "\n"
                 for text, liking in donors:
-                    if text != ast.unparse(statement):
+                    if text != mine:
                         yield Change("insertion", weight * liking, offset, offset, f"{lead}{indentation}{text}\n")
 
 
@@ -129,14 +129,9 @@ def _donors(scope: Scope) -> list[tuple[str, float]]:
                     found.setdefault(f"{name}.{method}({other})", 1.0 if name not in filled else 0.3)
     for name in scope.names:
         for other in others:
-            if name != other and scope.loads[name] and _is_assigned(scope, name) and scope.may_stand_for(name, other):
+            if name != other and scope.loads[name] and name in scope.assigned and scope.may_stand_for(name, other):
                 found.setdefault(f"{name} = {other}", 0.5)
     return sorted(found.items(), key=lambda each: -each[1])[:MAX_DONORS]
-
-
-def _is_assigned(scope: Scope, name: str) -> bool:
-    stores = [node for node in scope.nodes if isinstance(node, ast.Name) and node.id == name]
-    return any(isinstance(node.ctx, ast.Store) for node in stores)
 
 
 def _comparisons(scope: Scope) -> list[str]:
@@ -150,11 +145,12 @@ def _comparisons(scope: Scope) -> list[str]:
 
 
 def _blocks(scope: Scope) -> Iterator[list[ast.stmt]]:
+    known = frozenset(scope.statements)
     for node in [scope.function, *scope.nodes]:
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
             if isinstance(block, list) and block:
-                kept = [each for each in block if each in scope.statements]
+                kept = [each for each in block if each in known]
                 if kept:
                     yield kept
 
