@@ -149,3 +149,20 @@ def test_equal_tenths_do_not_become_noise(method: Method) -> None:
     # The mean of these is not the number itself, by one bit: an advantage of about 1 if divided by its deviation.
     assert list(method([0.7] * 10)) == [0.0] * 10
     assert all(abs(each) < 1e-9 for each in method([0.1 + 0.2, 0.3, 0.3]) if method is not reinforce_baseline)
+
+
+@pytest.mark.parametrize("std", ["sample", "population"])
+def test_rewards_that_differ_by_next_to_nothing_have_a_deviation(std: str) -> None:
+    wide = list(grpo([1.0, 2.0, 0.0], std=std, epsilon=0))
+    assert same(grpo([1e-200, 2e-200, 0.0], std=std, epsilon=0), wide)
+    assert same(grpo([1e149, 2e149, 0.0], std=std, epsilon=0), wide)
+
+
+def test_what_has_no_variance_by_tokens_is_not_divided() -> None:
+    assert list(reinforce_baseline([0.0, 1.0], lengths=[5, 0], epsilon=0)) == [-0.5, 0.5]
+
+
+@EACH
+def test_text_is_no_reward(method: Method) -> None:
+    with pytest.raises(ConfigError, match="is no number"):
+        method(["1.0", 0.0])

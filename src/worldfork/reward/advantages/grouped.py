@@ -138,7 +138,7 @@ def reinforce_baseline(
             once for each rollout.
         shift: subtract the batch's mean of the differences too, as verl does. It is 0 but for the lengths; with it a
             group whose rewards are all equal is pushed away from 0 by what other groups' lengths are.
-        epsilon: added to the variance; verl has 1e-8.
+        epsilon: added to the variance; verl has 1e-8. With 0, differences whose variance is 0 are not divided.
 
     Returns:
         As long as `rewards`, float64, unitless; NaN where the reward is None. Without `shift` exactly 0.0 in a group
@@ -159,7 +159,8 @@ def reinforce_baseline(
         return advantages
     mean = math.fsum(advantages[place] * weights[place] for place in counted) / total
     squares = math.fsum(weights[place] * (advantages[place] - mean) ** 2 for place in counted)
-    divisor = math.sqrt(squares / (total - 1) + epsilon)
+    # Where what is counted has no variance, and nothing is added to it, nothing is divided.
+    divisor = math.sqrt(squares / (total - 1) + epsilon) or 1.0
     for place, value in enumerate(advantages):
         if shift or value:
             advantages[place] = (value - (mean if shift else 0.0)) / divisor

@@ -38,6 +38,8 @@ def checked(value: Any, what: str) -> float:
         ConfigError: it is none, or not finite, or too large to be squared; the field `reward` has it.
     """
     try:
+        if isinstance(value, str | bytes | bytearray):
+            raise TypeError("text")
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"{what} {str(value)[:80]!r} is no number", reward=value) from None
@@ -86,8 +88,11 @@ def deviation_of(values: Sequence[float], std: str) -> float:
     if len(values) == 1 or max(values) == min(values):
         return 0.0
     mean = mean_of(values)
+    differences = [value - mean for value in values]
     count = len(values) - (1 if std == "sample" else 0)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / count)
+    # The square of a tiny difference is no float64 but 0, and a group that is not constant would have no deviation.
+    largest = max(map(abs, differences))
+    return largest * math.sqrt(math.fsum((each / largest) ** 2 for each in differences) / count)
 
 
 def centred(values: Sequence[float]) -> list[float]:
