@@ -2,9 +2,9 @@
 
     python -m tests.redteam.matrix [--check] [--keep=FILE] [NAME_OR_NUMBER...]
 
-Without a name or the number of a kind: all of them. `--check` leaves the page as it is. `--keep` adds what comes of each
-attack to a file, and takes from there what it holds already: a run can be gone on with, and a part of it done again.
-Ends with 1 if a claim was wrong.
+Without a name or the number of a kind: all of them. `--check` leaves the page as it is. `--keep` adds what comes of
+each attack to a file, and without a name takes from there what it holds already: a run can be gone on with, and a part
+of it done again. Ends with 1 if a claim was wrong.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ HURRIED = replace(
     NARROW,
     task_id="redteam/hurried",
     test_args=("--timeout=1", "test_answer.py"),
-    limits=replace(LIMITS, grade_wall_s=6),
+    limits=replace(LIMITS, grade_wall_s=5),
 )
 """For code that waits until a wall limit strikes."""
 

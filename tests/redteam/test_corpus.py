@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.redteam.corpus import ATTACKS
 from tests.redteam.kinds import GROUPS, KINDS, NOT_APPLICABLE, OWN_KINDS
-from tests.redteam.matrix import BEGIN, END, PAGE, Made, cell, page_part
+from tests.redteam.matrix import BEGIN, END, PAGE, Made, add_kept, cell, page_part, read_kept
 from tests.redteam.records import PLAIN, VERIFIERS, Attack, Verdict, Way, is_open
 from tests.redteam.running import Campaign, Honest, Tried, others, sworn
 from tests.redteam.tasks import TASKS, WRONG, WRONG_CODE
@@ -75,6 +77,19 @@ def test_what_is_broken_is_told_and_counted() -> None:
     assert campaign.broken == [str(void), str(poor)]
     page = page_part(Made({"won": {"pytest": void}}, [poor], campaign.broken, {}))
     assert "| sworn: never without a score | 1 |\n| of these broken | 1 |" in page
+
+
+def test_a_run_can_be_gone_on_with(tmp_path: Path) -> None:
+    kept, attack = tmp_path / "kept", ATTACKS[0]
+    assert read_kept(kept).rows == {}
+    void, held = Tried(attack, "pytest", None, 0.3, "why"), Tried(attack, "pytest", 0.3, 0.3)
+    add_kept(kept, attack, [void], Honest(attack, {"split": 1.0}, {}), 2.0)
+    assert read_kept(kept).broken == [str(void)]
+    add_kept(kept, attack, [held], Honest(attack, {"split": None}, {"split": "lost"}), 1.0)
+    made = read_kept(kept)
+    assert made.rows == {attack.name: {"pytest": held}}
+    assert made.broken == [str(Honest(attack, {"split": None}, {"split": "lost"}))]
+    assert made.seconds == {attack.name: 1.0}
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)

@@ -158,6 +158,7 @@ STARVING = (
         "starves_behind_threads",
         "the same by children for an instant of a process whose first thread sleeps",
         BEHIND_THREADS,
+        slow=True,
     ),
     _taking("starves_itself_among_others", "the first, on a full machine", STARVES, crowd=1, slow=True),
     _taking("starves_behind_threads_among_others", "the third, on a full machine", BEHIND_THREADS, crowd=1, slow=True),
