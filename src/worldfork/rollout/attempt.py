@@ -242,7 +242,7 @@ class Attempt:
         """Put into bytes what the episode is to name, and make the diff for people; one without a diff is whole."""
         trajectory = self.recorder.trajectory()
         # What a policy left may take seconds to put together, and the starting state lies on the disk.
-        self._pieces = await in_thread(lambda: pieces_of(self.edits, self.setting.start.originals, trajectory))
+        self._pieces = await in_thread(lambda: pieces_of(self.edits, self.setting.start, trajectory))
 
     def stop(self, code: str, message: str) -> None:
         """Take the attempt as given up because the run is over."""

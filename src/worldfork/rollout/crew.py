@@ -15,6 +15,7 @@ from worldfork.rollout.clearing import Clearing
 from worldfork.rollout.faults import failure_of
 from worldfork.rollout.journal import Key
 from worldfork.rollout.kept import FinalStates
+from worldfork.rollout.leftovers import let_go
 from worldfork.rollout.orders import Job, Orders
 from worldfork.rollout.outcome import Outcome, Which
 from worldfork.rollout.rollout import run_rollout
@@ -168,8 +169,9 @@ class Crew:
         else:
             outcome = await self._states.lasting(outcome)
             episode = self._decide(outcome)
+            going = self._states.going()
             await self._write()
-            await self._states.let_go()
+            await let_go(going)
         if orders.on_episode is not None:
             if orders.journal is None and orders.keep == "all" and orders.stop is None:
                 # Nothing takes it back any more, and nobody but the caller will know of it.
@@ -208,9 +210,10 @@ class Crew:
             self._take_note(Outcome(self.cut(episode)))
         for episode in self._states.decide():
             self._take_note(Outcome(episode))
+        going = self._states.going()
         await self._write()
+        await let_go(going)
         if whole or self._orders.journal is not None or self._orders.on_episode is not None:
-            await self._states.let_go()
             await self._states.settle()
         else:
             await self._states.forsake()

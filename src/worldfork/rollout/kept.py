@@ -82,10 +82,10 @@ class FinalStates:
         """Compare what is left, now that nothing more comes; return those that lose their states, without them."""
         return [self._lose(each) for task_hash in list(self._open) for each in self._compare(task_hash, all_count=True)]
 
-    async def let_go(self) -> None:
-        """Delete the states that nothing names any more. After what names them no more was written."""
+    def going(self) -> list[str]:
+        """Return the states that go by what was decided up to now, once; delete them after that was written."""
         going, self._going = self._going, []
-        await let_go(going)
+        return going
 
     async def settle(self, episode: Episode | None = None) -> None:
         """Let what is named stay: one episode's state, or all."""
@@ -95,9 +95,8 @@ class FinalStates:
 
     async def forsake(self) -> None:
         """Delete all: nobody was told of any, and nothing names them."""
-        self._going += self._named
-        self._named.clear()
-        await self.let_go()
+        named, self._named = list(self._named), {}
+        await let_go([*self.going(), *named])
 
     def _compare(self, task_hash: str, *, all_count: bool = False) -> Iterator[Episode]:
         """Yield each that is not the best of its group, of those that count."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from worldfork.core.errors import VerifierError, WorldforkError
@@ -13,7 +12,7 @@ from worldfork.records.episode import Episode, Failure, FailureKind
 from worldfork.records.task import Task
 from worldfork.records.trajectory import Trajectory
 from worldfork.reward.patching import diff_of
-from worldfork.reward.verifier import Grade, Verifier, checked_reward
+from worldfork.reward.verifier import Grade, Start, Verifier, checked_reward
 from worldfork.rollout.run_directory import trajectory_bytes
 
 
@@ -108,19 +107,19 @@ def checked_grade(grade: Grade, verifier: Verifier) -> Grade:
     return replace(grade, reward=checked_reward(grade.reward, verifier.verifier_id), parts=parts)
 
 
-def pieces_of(edits: Edits | None, originals: Mapping[str, bytes], trajectory: Trajectory) -> Pieces:
+def pieces_of(edits: Edits | None, start: Start, trajectory: Trajectory) -> Pieces:
     """Put into bytes what a rollout left and did. Blocking; may take seconds.
 
     Args:
         edits: what its policy left of the editable files; None where nothing could be read.
-        originals: the editable files of the starting state.
+        start: what it was before.
         trajectory: what it did.
     """
     diff = None
     if edits is not None and not edits.empty:
         # It is for people alone: an episode without it is whole.
         with contextlib.suppress(WorldforkError, OSError):
-            diff = diff_of(originals, edits)
+            diff = diff_of(start.originals, edits)
     return Pieces(None if edits is None else edits.to_bytes(), diff, _recorded(trajectory))
 
 
