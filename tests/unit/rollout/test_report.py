@@ -16,6 +16,7 @@ from worldfork.records.trajectory import Step
 from worldfork.rollout.report import episodes as episodes_part
 from worldfork.rollout.report import figures_of, write_report
 from worldfork.rollout.report.figures import STAGES, stages_of, wilson
+from worldfork.rollout.report.text import escaped
 from worldfork.rollout.stored import StoredRun
 
 _VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -187,6 +188,19 @@ def test_what_the_run_does_not_hold_is_told(tmp_path: Path) -> None:
     episode = StoredRun(directory).episodes[0]
     (directory / "blobs" / str(episode.diff)[:2] / f"{episode.diff}.zst").write_bytes(b"broken")
     assert "cannot be read" in page_of(directory).text
+
+
+def test_a_trajectory_that_cannot_be_read_costs_the_others_nothing(tmp_path: Path) -> None:
+    directory, _, _ = a_run(tmp_path / "run")
+    episode = next(each for each in StoredRun(directory).episodes if each.trajectory)
+    (directory / "blobs" / str(episode.trajectory)[:2] / f"{episode.trajectory}.zst").write_bytes(b"broken")
+    page = page_of(directory)
+    assert "cannot be read" in page.text
+    assert figures_of(StoredRun(directory)).scored_n > 0
+
+
+def test_what_turns_text_round_is_spelled_out() -> None:
+    assert escaped("a\u061cb\u2028c\u202ed") == "a\\u061cb\\u2028c\\u202ed"
 
 
 def test_the_page_is_bounded_and_the_best_and_the_worst_come_first(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from worldfork.core.errors import Corrupt
 from worldfork.records.episode import Episode, FailureKind
+from worldfork.records.trajectory import Trajectory
 from worldfork.reward.advantages import pass_at_k
 from worldfork.rollout.stored import StoredGroup, StoredRun
 
@@ -114,11 +117,7 @@ class RunFigures:
 
 
 def figures_of(run: StoredRun) -> RunFigures:
-    """Work out the figures of a stored run.
-
-    Raises:
-        Corrupt: a stored trajectory cannot be read.
-    """
+    """Work out the figures of a stored run. A trajectory that cannot be read counts as one that was not kept."""
     episodes = run.episodes
     groups = tuple(_group(group) for group in run.groups)
     scored = [each.reward for each in episodes if each.reward is not None]
@@ -257,7 +256,7 @@ def _idle_share(run: StoredRun, began_s: float, wall_s: float) -> float | None:
     """Return the share of the wall time in which no policy thought.
 
     Each rollout's thinking is its policy's turn without the commands that its trajectory shows; where there is no
-    trajectory it is the whole turn.
+    trajectory, or none that can be read, it is the whole turn.
     """
     if wall_s <= 0:
         return None
@@ -267,7 +266,7 @@ def _idle_share(run: StoredRun, began_s: float, wall_s: float) -> float | None:
             continue
         start = episode.started_s - began_s + (episode.timings.fork_s or 0.0)
         end = start + episode.timings.policy_s
-        trajectory = run.trajectory(episode)
+        trajectory = _trajectory(run, episode)
         commands = [
             (start + step.began_s, start + step.ended_s)
             for step in (trajectory.steps if trajectory else ())
@@ -281,6 +280,12 @@ def _idle_share(run: StoredRun, began_s: float, wall_s: float) -> float | None:
             spans.append((start, end))
     busy = sum(right - left for left, right in _joined(spans))
     return min(1.0, max(0.0, 1.0 - busy / wall_s))
+
+
+def _trajectory(run: StoredRun, episode: Episode) -> Trajectory | None:
+    with contextlib.suppress(Corrupt):
+        return run.trajectory(episode)
+    return None
 
 
 def _joined(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -38,7 +38,6 @@ def write_report(run: StoredRun, path: str | Path) -> RunFigures:
 
     Raises:
         ConfigError: the file cannot be written.
-        Corrupt: a stored trajectory cannot be read.
     """
     figures = figures_of(run)
     target, temporary = Path(path), ""
