@@ -27,7 +27,7 @@ from worldfork.rollout.policies import CandidatesPolicy, NopPolicy, ReferencePol
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ONCE = FaultRules(retries={})
-LIMITS = TaskLimits(policy_wall_s=20, grade_cpu_s=30, grade_wall_s=8, memory_mb=256, disk_mb=64, pids=64)
+LIMITS = TaskLimits(policy_wall_s=20, grade_cpu_s=30, grade_wall_s=12, memory_mb=256, disk_mb=64, pids=64)
 LONGER = replace(LIMITS, grade_wall_s=15)
 CPUS = len(os.sched_getaffinity(0))
 
@@ -206,7 +206,8 @@ UNTIL_S = LIMITS.grade_wall_s - 0.7
 )
 def test_wrong_code_does_not_void_its_score(attack: str, many: int, verifier: str) -> None:
     of = a_task(verifier, task_id=f"starvation/wrong-{verifier}")
-    if many <= CPUS and running() > CPUS:
+    if running() > CPUS:
+        # Half of the limit lost by what else runs is no attack's doing.
         pytest.skip("this machine is too busy already to tell who is starved")
     learn(of)
     text = WRONG.replace("    return", indent(attack, "    ") + "    return")
