@@ -130,7 +130,7 @@ def test_a_million_entries_cost_nothing_that_is_not_asked_for() -> None:
 def test_a_state_that_did_not_live_to_be_looked_at_is_worth_0() -> None:
     async def look() -> Grade:
         start = await (await StartingStates.open()).get(TASK)
-        return await FilesVerifier(FilesSpec.from_json([{"path": "notes.txt"}])).grade(Case(TASK, start, Edits()))
+        return await FilesVerifier(FilesSpec.from_json([{"path": "made.txt"}])).grade(Case(TASK, start, Edits()))
 
     assert asyncio.run(look()).reward == 0.0
 
