@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from concurrent.futures import Future
 
 import pytest
 from tests.conformance.conftest import Sandboxes
 
 from worldfork import Sandbox, SnapshotStatus
 from worldfork.core.errors import CommandFailed, ConfigError
-from worldfork.lineage.place import place
+from worldfork.lineage import verifying
+from worldfork.lineage.live import Live
+from worldfork.lineage.place import Place, place
+from worldfork.records.snapshot import SnapshotRecord
 
 
 def ids() -> set[str]:
@@ -110,3 +115,26 @@ def test_what_is_no_command_takes_nothing(box: Sandbox, verify: object) -> None:
     with pytest.raises(ConfigError):
         box.checkpoint(verify=verify)  # type: ignore[arg-type]
     assert ids() == before
+
+
+@pytest.mark.behaviour("checkpoint-21")
+def test_a_caller_that_gives_up_as_the_candidate_goes_leaves_no_descriptor(
+    box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def given_up(live: Live, candidate: SnapshotRecord, kept: str | None) -> None:
+        await forget(live, candidate, kept)
+        raise asyncio.CancelledError
+
+    def make_durable(self: Place, snapshot_id: str, sync_fd: int | None, level: str = "local") -> Future[None]:
+        asked.append(snapshot_id)
+        return durable(self, snapshot_id, sync_fd, level)
+
+    forget, durable = verifying._forget, Place.make_durable
+    monkeypatch.setattr(verifying, "_forget", given_up)
+    monkeypatch.setattr(Place, "make_durable", make_durable)
+    with pytest.raises(BaseException):  # noqa: B017 - however the door tells of it
+        box.checkpoint(verify="true", label="late")
+    [late] = [each.snapshot_id for each in Sandbox.list_all_snapshots() if each.label == "late"]
+    assert late in asked

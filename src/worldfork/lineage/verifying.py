@@ -77,9 +77,11 @@ async def checkpoint_verified(
         if sync_fd is not None:
             os.close(sync_fd)
         raise
+    else:
+        # Before the wait below, at which a caller may give up: it closes the descriptor.
+        place.make_durable(record.snapshot_id, sync_fd, level)
     finally:
         await asyncio.shield(_forget(live, candidate, kept))
-    place.make_durable(record.snapshot_id, sync_fd, level)
     if stop:
         await live.end()
     return record, replace(timing, total_s=time.monotonic() - began)
