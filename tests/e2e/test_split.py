@@ -304,6 +304,9 @@ def value(x): raise ValueError(Equal(), [Equal()])""",
     "asks for a function that is none": FRAMES
     + "NUMBER = b'i\\1\\0\\0\\0\\x63'\n"
     + "def value(x): write(frame(b'K', b't\\3\\0\\0\\0' + NUMBER + b't' + bytes(4) + b'd' + bytes(4))); return 2",
+    "asks for no function at all": FRAMES + "def value(x): write(frame(b'K', b't\\2\\0\\0\\0NN')); return 2",
+    "is plain without end": "class Nested(list):\n    def __iter__(self): yield Nested()\n"
+    "def value(x): return Nested()",
     "reports a test": FRAMES
     + 'def value(x): write(frame(b\'J\', b\'{"id": "test_answer.py::test_value", "outcome": "passed"}\')); return 2',
 }

@@ -23,6 +23,7 @@ from worldfork.reward.split.values import Malformed
 
 _MAX_ITERATED = 10_000
 _MAX_NOTES = 20
+_MAX_PLAIN_LEVELS = 50
 _MAX_ARGUMENT_BYTES = 64 << 20
 _MAX_ARGUMENT_VALUES = 4_000_000
 """More than in answers: arguments are the tests' own."""
@@ -46,6 +47,7 @@ class Stubs:
         self._objects: dict[int, Any] = {}
         self._callbacks: list[Any] = []
         self._callback_numbers: dict[int, int] = {}
+        self._plain_levels = 0
         self._owner_pid = os.getpid()
         # Tests may call from several threads; one call at a time is under way.
         self._turns = threading.RLock()
@@ -179,19 +181,26 @@ class Stubs:
 
     def _called_back(self, body: bytes) -> tuple[bytes, bytes]:
         place = "callback()"
-        number, args, kwargs = Decoder(body, 0, lambda tag, reader: self._special(tag, reader, place)).read()
-        kind, encoder = b"V", Encoder(self._write_other)
+        try:
+            number, args, kwargs = Decoder(body, 0, lambda tag, reader: self._special(tag, reader, place)).read()
+            if type(args) is not tuple or type(kwargs) is not dict:
+                raise Malformed("arguments of other types")
+        except (Malformed, ValueError, TypeError) as error:
+            self._abandon()
+            self._fail(f"the candidate called a function in no way that there is: {error}")
         try:
             if type(number) is not int or not 0 <= number < len(self._callbacks):
                 raise Malformed("no such function")
+            encoder = Encoder(self._write_other)
             encoder.write(self._callbacks[number](*args, **kwargs))
+            return b"V", encoder.finished()
         except Exception as error:
-            kind, encoder = b"W", Encoder(self._write_other)
+            encoder = Encoder(self._write_other)
             encoder.write((tuple(each.__name__ for each in type(error).__mro__), (str(error)[:10_000],)))
+            return b"W", encoder.finished()
         except BaseException:
             self._abandon()
             raise
-        return kind, encoder.finished()
 
     def _exception(self, told: Any) -> BaseException:
         names, args, text, attributes = told
@@ -279,11 +288,21 @@ class Stubs:
         object.__setattr__(made, "_worldfork_turn", self.turn)
         object.__setattr__(made, "_worldfork_path", place)
         if kind is None:
-            return self.ask(place, "plain", made)
+            return self._plain_part(made, place)
         if kind is Iterator:
             return iterate(made, place)
         self._objects[number] = made
         return made
+
+    def _plain_part(self, made: Any, place: str) -> Any:
+        """Ask for the plain value that an object is at its base; in it may stand others of the kind."""
+        if self._plain_levels >= _MAX_PLAIN_LEVELS:
+            raise Malformed("a plain value that is never plain")
+        self._plain_levels += 1
+        try:
+            return self.ask(place, "plain", made)
+        finally:
+            self._plain_levels -= 1
 
     def _kind(self, names: tuple[str, ...], place: str) -> Any:
         """Return the class that stands here for an object of the candidate; None for its plain part."""
