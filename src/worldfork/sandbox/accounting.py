@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,18 @@ def find_account(groups: Iterable[str]) -> Account | None:
         if "usage_usec" in _text(usage):
             return Account(usage, limit, os.path.join(os.path.dirname(usage), "cgroup.threads"))
     return None
+
+
+def machine_used_s(stat: str = "/proc/stat") -> float:
+    """Return the CPU seconds of all processes of the machine so far, and of its host's others; infinite where not told.
+
+    What the kernel does on interrupts is in no process's count, whoever brought it about.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # user, nice, system; then idle, iowait, irq, softirq; then steal.
+        ticks = [int(each) for each in _read(stat).partition("\n")[0].split()[1:9]]
+        return (sum(ticks[:3]) + ticks[7]) / os.sysconf("SC_CLK_TCK")
+    return math.inf
 
 
 class _Own:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from worldfork.records.cpu import CpuUse
-from worldfork.sandbox.accounting import Account, find_account
+from worldfork.sandbox.accounting import Account, find_account, machine_used_s
 
 
 def make_group(directory: Path, **files: str) -> str:
@@ -93,6 +94,16 @@ def test_what_leaves_the_cpu_to_others_is_seen_to(tmp_path: Path, low: dict[str,
     (tmp_path / "proc/self").symlink_to("12")
     use = read(find_account([group]), tmp_path / "proc")
     assert [use.threads[number].stands_back for number in (11, 12)] == [True, False]
+
+
+def test_what_the_machine_ran_is_without_interrupts_and_idle_time(tmp_path: Path) -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    (tmp_path / "stat").write_text(f"cpu  {2 * ticks} {ticks} {3 * ticks} 900 80 70 60 {4 * ticks} 5 5\ncpu0 1 1\n")
+    assert machine_used_s(str(tmp_path / "stat")) == 10.0
+    (tmp_path / "stat").write_text("odd\n")
+    assert machine_used_s(str(tmp_path / "stat")) == math.inf
+    assert machine_used_s(str(tmp_path / "none")) == math.inf
+    assert 0 < machine_used_s() < math.inf
 
 
 def test_a_thread_of_this_machine_is_read_as_the_kernel_has_it(tmp_path: Path) -> None:
