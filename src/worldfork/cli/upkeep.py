@@ -17,6 +17,7 @@ from worldfork.cli.sandboxes import AsJson
 from worldfork.core.errors import ConfigError, DriverUnavailable
 from worldfork.core.settings import load_settings
 from worldfork.lineage.place import place
+from worldfork.rollout.leftovers import sweep_ends
 from worldfork.sandbox.probe import ProbeResult, probe
 
 
@@ -49,11 +50,12 @@ def sweep(as_json: AsJson = False) -> int:
     with progress("sweeping", quiet=as_json):
         here = place()
         swept = here.sweep()
+        ends = sweep_ends(here)
         collected = here.store.collect()
     failures = [*swept.failures, *collected.failures]
     removed = {
         "sandboxes": swept.holders,
-        "snapshots": swept.lost_snapshots,
+        "snapshots": [*swept.lost_snapshots, *ends],
         "layers": [*swept.drafts, *collected.layers],
         "leftovers": swept.leftovers,
     }

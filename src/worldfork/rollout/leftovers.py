@@ -102,9 +102,9 @@ async def sweep_once(here: Place) -> None:
         await here.work(lambda: sweep_ends(here))
 
 
-def sweep_ends(here: Place) -> int:
-    """Decide about the states of processes that died before they did so; return how many went. Blocking."""
-    gone, staying, was = 0, dict[str, str](), dict[str, str]()
+def sweep_ends(here: Place) -> list[str]:
+    """Decide about the states of processes that died before they did so; return the ids of those that went. Blocking."""
+    gone, staying, was = list[str](), dict[str, str](), dict[str, str]()
     books: dict[str, set[str] | None] = {}
     for record in here.store.snapshots():
         label = record.label or ""
@@ -123,7 +123,7 @@ def sweep_ends(here: Place) -> int:
                 staying[record.snapshot_id], was[record.snapshot_id] = kept_label(record.sandbox_id), label
             else:
                 _delete(here, record)
-                gone += 1
+                gone.append(record.snapshot_id)
     with contextlib.suppress(WorldforkError):
         # Not where a run that is gone on with has taken it over meanwhile.
         here.store.set_labels(staying, instead_of=was)

@@ -53,7 +53,9 @@ def test_doctor_as_json(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None
 
 
 def play_store(monkeypatch: pytest.MonkeyPatch, swept: SweepReport, collected: CollectReport) -> None:
-    here = SimpleNamespace(sweep=lambda: swept, store=SimpleNamespace(collect=lambda: collected))
+    store = SimpleNamespace(collect=lambda: collected)
+    here = SimpleNamespace(sweep=lambda: swept, store=store)
+    monkeypatch.setattr(upkeep, "sweep_ends", lambda _: ["sn-a"] if swept.holders else [])
     monkeypatch.setattr(upkeep, "place", lambda: here)
 
 
@@ -61,13 +63,13 @@ def test_sweep_says_what_went(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -
     play_store(monkeypatch, SweepReport(holders=["sb-a"], drafts=["ly-a"]), CollectReport(layers=["ly-b"]))
     assert json.loads(invoke("sweep", "--json").stdout) == {
         "sandboxes": ["sb-a"],
-        "snapshots": [],
+        "snapshots": ["sn-a"],
         "layers": ["ly-a", "ly-b"],
         "leftovers": [],
         "failures": [],
     }
     rows = dict(line.split() for line in invoke("sweep").stdout.splitlines())
-    assert rows == {"removed": "count", "sandboxes": "1", "snapshots": "0", "layers": "2", "leftovers": "0"}
+    assert rows == {"removed": "count", "sandboxes": "1", "snapshots": "1", "layers": "2", "leftovers": "0"}
 
 
 def test_sweep_tells_what_stays(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:

@@ -54,13 +54,13 @@ def labels(here: Here) -> dict[str, str | None]:
 
 def test_what_is_anothers_business_stays(here: Here) -> None:
     mine, other, kept = state(here, end_label()), state(here, "end of the road"), state(here, kept_label("sb-a"))
-    assert sweep_ends(here) == 0  # type: ignore[arg-type]
+    assert len(sweep_ends(here)) == 0  # type: ignore[arg-type]
     assert set(labels(here)) == {mine, other, kept}
 
 
 def test_without_a_book_a_state_goes_with_its_process(here: Here) -> None:
     state(here, label_of(DEAD))
-    assert sweep_ends(here) == 1  # type: ignore[arg-type]
+    assert len(sweep_ends(here)) == 1  # type: ignore[arg-type]
     assert labels(here) == {}
     assert here.collected == 1
 
@@ -76,17 +76,17 @@ def test_a_journal_tells_what_stays(name: str, here: Here, tmp_path: Path) -> No
             an_episode(a_task(), 1, 1.0, final_snapshot_id=lost),
             an_episode(a_task(), 1, 1.0),
         ])  # fmt: skip
-    assert sweep_ends(here) == 2  # type: ignore[arg-type]
+    assert len(sweep_ends(here)) == 2  # type: ignore[arg-type]
     assert labels(here) == {named: kept_label(None)}
     assert unnamed not in labels(here)
-    assert sweep_ends(here) == 0  # type: ignore[arg-type]
+    assert len(sweep_ends(here)) == 0  # type: ignore[arg-type]
 
 
 def test_where_nobody_can_tell_nothing_goes(here: Here, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.jsonl"
     damaged.write_text("no journal\n")
     states = {state(here, label_of(DEAD, damaged)), state(here, label_of(DEAD, tmp_path / "gone" / "episodes.jsonl"))}
-    assert sweep_ends(here) == 0  # type: ignore[arg-type]
+    assert len(sweep_ends(here)) == 0  # type: ignore[arg-type]
     assert set(labels(here)) == states
 
 
@@ -96,13 +96,13 @@ def test_a_ledger_tells_what_stays(here: Here, tmp_path: Path) -> None:
     state(here, label_of(DEAD, ledger.path))
     second = state(here, label_of(DEAD, ledger.path))
     # It may be graded yet.
-    assert sweep_ends(here) == 0  # type: ignore[arg-type]
+    assert len(sweep_ends(here)) == 0  # type: ignore[arg-type]
     ledger.set_episode(an_episode(a_task(), 0, 1.0, final_snapshot_id=second))
-    assert sweep_ends(here) == 1  # type: ignore[arg-type]
+    assert len(sweep_ends(here)) == 1  # type: ignore[arg-type]
     assert labels(here) == {second: kept_label(None)}
     third = state(here, label_of(DEAD, ledger.path))
     shutil.rmtree(ledger.path)
-    assert sweep_ends(here) == 1  # type: ignore[arg-type]
+    assert len(sweep_ends(here)) == 1  # type: ignore[arg-type]
     assert third not in labels(here)
 
 
