@@ -103,7 +103,7 @@ async def sweep_once(here: Place) -> None:
 
 
 def sweep_ends(here: Place) -> list[str]:
-    """Decide about the states of processes that died before they did so; return the ids of those that went. Blocking."""
+    """Decide about the states of processes that died before they did so; return the ids of those that went."""
     gone, staying, was = list[str](), dict[str, str](), dict[str, str]()
     books: dict[str, set[str] | None] = {}
     for record in here.store.snapshots():
