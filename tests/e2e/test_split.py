@@ -512,3 +512,70 @@ def test_a_task_without_a_verifier_is_split_where_that_is_proven_and_run_by_pyte
     assert asyncio.run(choose()) == [("split", 1.0, 0.0), ("pytest", 1.0, 0.0)]
     # What was proven is kept.
     assert len(list((tmp_path / "proofs").glob("*.json"))) == 2
+
+
+STOPS_ALL = """
+import os, signal, sys, time
+
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        while True:
+            try:
+                os.kill(-1, signal.SIGSTOP)
+            except OSError:
+                pass
+            time.sleep(0.001)
+    os._exit(0)
+time.sleep(0.2)
+
+
+def value(x):
+    os._exit(1)
+"""
+
+
+@pytest.mark.parametrize("args", [("test_answer.py",), ("--timeout=1", "test_answer.py")])
+def test_a_candidate_that_stops_whatever_is_started_beside_it_is_graded_within_the_limits(
+    proofs: Path, args: tuple[str, ...]
+) -> None:
+    limits = TaskLimits(grade_cpu_s=5, grade_wall_s=8, memory_mb=256, disk_mb=64, pids=64)
+    given = grade(proofs, RIGHT + STOPS_ALL, a_task=task(test_args=args, limits=limits))
+    assert given.reward == 0.0
+    assert given.grade_s < 60
+
+
+THREADS = """
+import threading
+
+from answer import value
+
+
+def test_leaves_a_call():
+    threading.Thread(target=value, args=(0.4,), daemon=True).start()
+
+
+def test_after():
+    assert value(0) == 0
+
+
+def test_last():
+    assert value(0.1) == 0.1
+"""
+
+SLEEPS = """
+import time
+
+
+def value(x):
+    time.sleep(x)
+    return x
+"""
+
+
+def test_a_call_that_a_test_left_to_a_thread_holds_up_nothing(proofs: Path) -> None:
+    ids = {f"test_answer.py::test_{name}" for name in ("leaves_a_call", "after", "last")}
+    a_task = task(task_id="e2e/threads", hidden_tests={"test_answer.py": THREADS}, solution={"answer.py": SLEEPS})
+    given = grade(proofs, SLEEPS, a_task=a_task, ids=ids)
+    assert set(given.passed) == ids
+    assert given.end == "exited"

@@ -31,6 +31,7 @@ MAX_REPORT_BYTES = 16 << 20
 _FIRST_LOOK_S = 0.25
 _LATER_LOOKS_S = 1.0
 _SHORT_S = 0.25
+_END_S = 20.0
 
 
 class CandidateFailed(Exception):
@@ -117,11 +118,13 @@ class Candidate:
         if stream is None:
             return
         self._bytes += stream.received_bytes
-        with contextlib.suppress(SandboxError):
-            stream.process.kill()
-            async for _ in stream.process:
-                pass
-            result = await stream.process.wait()
+        # Until it is gone, and not for ever: with everything in it stopped or dying that takes its time.
+        with contextlib.suppress(SandboxError, TimeoutError):
+            async with asyncio.timeout(_END_S):
+                stream.process.kill()
+                async for _ in stream.process:
+                    pass
+                result = await stream.process.wait()
             self.cpu_s += result.cpu_s
             self._left_cpu_s -= result.cpu_s
             self.killed_for_memory |= result.reason is Reason.OOM_KILLED
@@ -164,9 +167,9 @@ class Relay:
         self._held_s = 0.0
         self._before: Use | None = None
         self._next_look_s = math.inf
+        self._coming: asyncio.Future[Frame | None]
         self.lines: list[bytes] = []
         self._lines_bytes = 0
-        self.shapes: dict[str, list[str]] = {}
 
     async def run(self) -> None:
         """Serve the tests' process until it has ended.
@@ -174,24 +177,39 @@ class Relay:
         Raises:
             Malformed: it wrote what it never writes, or more than it may report. SandboxDied: its sandbox is gone.
         """
-        coming = asyncio.ensure_future(self._tests.next())
+        self._coming = asyncio.ensure_future(self._tests.next())
         try:
-            while (frame := await coming) is not None:
-                coming = asyncio.ensure_future(self._tests.next())
-                if frame.kind == b"J":
-                    self._keep(frame.body)
-                elif frame.kind == b"B":
-                    self._begin_test()
-                elif frame.kind == b"A":
+            while (frame := await self._coming) is not None:
+                self._coming = asyncio.ensure_future(self._tests.next())
+                if self._is_told(frame):
+                    continue
+                if frame.kind == b"A":
                     await self._candidate.end()
                     await self._tell(Frame(b"A", frame.token, b""))
                 elif frame.kind in (b"C", b"V", b"W"):
-                    await self._pass_on(frame, coming)
+                    await self._pass_on(frame)
                 else:
                     raise Malformed("the tests' side sent what it never sends")
         finally:
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
+            await _settle(self._coming)
+
+    def _is_told(self, frame: Frame) -> bool:
+        """Take a frame that nobody waits for the answer of; returns whether it is one."""
+        if frame.kind == b"J":
+            self._keep(frame.body)
+        elif frame.kind == b"B":
+            self._begin_test()
+        else:
+            return False
+        return True
+
+    def _gave_up(self) -> bool:
+        """Whether what has come from the tests ends their wait; what a thread beside the call tells does not."""
+        frame = self._coming.result()
+        if frame is None or not self._is_told(frame):
+            return True
+        self._coming = asyncio.ensure_future(self._tests.next())
+        return False
 
     def _keep(self, line: bytes) -> None:
         self._lines_bytes += len(line)
@@ -205,7 +223,7 @@ class Relay:
         if self._test_cpu_s is not None:
             self._next_look_s = self._clock.monotonic_s() + _FIRST_LOOK_S
 
-    async def _pass_on(self, frame: Frame, coming: asyncio.Future[Frame | None]) -> None:
+    async def _pass_on(self, frame: Frame) -> None:
         """Have one frame answered, unless the tests give up waiting or the candidate's time is over."""
         self._asked_s = self._clock.monotonic_s()
         asked = asyncio.ensure_future(self._candidate.exchange(frame.kind, frame.body))
@@ -213,11 +231,13 @@ class Relay:
             while not asked.done():
                 left_s = max(0.0, self._next_look_s - self._clock.monotonic_s())
                 timeout_s = None if math.isinf(left_s) else left_s
-                await asyncio.wait((asked, coming), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((asked, self._coming), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if asked.done():
                     break
-                if coming.done():
-                    return
+                if self._coming.done():
+                    if self._gave_up():
+                        return
+                    continue
                 why = await self._overrun()
                 if why and not asked.done():
                     await _settle(asked)
@@ -251,6 +271,10 @@ class Relay:
             use = await self._candidate.use()
         except (SandboxDied, OutOfSpace):
             # What waits for the answer meets that too.
+            return ""
+        except SandboxError:
+            # Processes inside that kill whoever looks win nothing but the limits that hold in any case.
+            self._next_look_s = now_s + _LATER_LOOKS_S
             return ""
         if self._before is None or use.cpu_s < self._before.cpu_s:
             self._before = use

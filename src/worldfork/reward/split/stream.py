@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import struct
+import threading
 from collections.abc import Iterator
 
 _SIGNALS = {signal.SIGALRM, signal.SIGPROF}
@@ -14,36 +15,36 @@ _READ_BYTES = 1 << 18
 
 
 class Stream:
-    """One request at a time, each with its answer."""
+    """One request at a time, each with its answer; what is only told may be sent by another thread meanwhile."""
 
     def __init__(self, source: int, sink: int) -> None:
         self._source = source
         self._sink = sink
         self._sequence = 0
+        self._sending = threading.Lock()
         self._buffer = bytearray()
 
-    def send(self, kind: bytes, body: bytes) -> None:
-        """Write one frame."""
-        self._sequence += 1
+    def send(self, kind: bytes, body: bytes) -> int:
+        """Write one frame; returns the number that its answer bears."""
         size = struct.pack("<I", _HEADER_BYTES + len(body))
-        data = memoryview(size + kind + struct.pack("<Q", self._sequence) + body)
-        with _undisturbed():
+        with _undisturbed(), self._sending:
+            self._sequence += 1
+            data = memoryview(size + kind + struct.pack("<Q", self._sequence) + body)
             while data:
                 data = data[os.write(self._sink, data) :]
+            return self._sequence
 
     def exchange(self, kind: bytes, body: bytes) -> tuple[bytes, bytes]:
         """Write a frame and wait for its answer; returns its kind and body. A time limit may strike meanwhile."""
         with _undisturbed():
-            self.send(kind, body)
-            return self._answer(patient=False)
+            return self._answer(self.send(kind, body), patient=False)
 
     def abandon(self) -> None:
         """Have the candidate's process ended; nobody waits for what it is doing."""
         with _undisturbed():
-            self.send(b"A", b"")
-            self._answer(patient=True)
+            self._answer(self.send(b"A", b""), patient=True)
 
-    def _answer(self, *, patient: bool) -> tuple[bytes, bytes]:
+    def _answer(self, sequence: int, *, patient: bool) -> tuple[bytes, bytes]:
         while True:
             while (frame := self._frame()) is None:
                 if not patient:
@@ -55,7 +56,7 @@ class Stream:
                     os._exit(4)
                 self._buffer += part
             # What answers an abandoned request comes late and is for nobody.
-            if struct.unpack_from("<Q", frame, 1)[0] == self._sequence:
+            if struct.unpack_from("<Q", frame, 1)[0] == sequence:
                 return frame[:1], frame[_HEADER_BYTES:]
 
     def _frame(self) -> bytes | None:

@@ -126,7 +126,10 @@ class _Run:
         try:
             with contextlib.suppress(BrokenPipeError):
                 await self._process.write_stdin(_program(plan))
-            await self._relay.run()
+            # The tests' process ends at its limit by itself. What is waited for here for longer is the candidate: one
+            # whose processes stop whatever is started beside them, for example.
+            async with asyncio.timeout(self._wall_s + 2 * _GRACE_S):
+                await self._relay.run()
             result = await self._process.wait()
             end, cpu_s = result.reason.value, result.cpu_s
         except (SandboxDied, OutOfSpace) as error:
@@ -134,6 +137,9 @@ class _Run:
             end = error.code
         except Malformed:
             end = Reason.OUTPUT_LIMIT.value
+            self._process.kill()
+        except TimeoutError:
+            end = Reason.TIMED_OUT.value
             self._process.kill()
         finally:
             late.cancel()
