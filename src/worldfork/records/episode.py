@@ -80,7 +80,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Episode:
-    """One rollout's result. `(task_hash, policy_id, index)` says which rollout it was."""
+    """One rollout's result; its `key` says which rollout it was."""
 
     task_id: str
     task_hash: str
@@ -134,6 +134,8 @@ class Episode:
     """The state at the end of the policy's turn, where the run keeps it."""
     group_id: str = ""
     """Which group of the run it belongs to."""
+    rollout_id: str = ""
+    """Of a rollout that was opened: its id, since many of one task may have the same index; empty of a group's."""
 
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.failure is not None):
@@ -147,9 +149,9 @@ class Episode:
         return self.reward is not None
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        """Which rollout this is: task hash, policy id, index."""
-        return self.task_hash, self.policy_id, self.index
+    def key(self) -> tuple[str, str, int, str]:
+        """Which rollout this is: task hash, policy id, index, and the id of one that was opened."""
+        return self.task_hash, self.policy_id, self.index, self.rollout_id
 
     def to_json(self) -> dict[str, Any]:
         """Return the episode as plain JSON values, with the format's version."""

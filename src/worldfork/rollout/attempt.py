@@ -278,6 +278,7 @@ class Attempt:
             trajectory=digest_of(pieces.trajectory),
             final_snapshot_id=self.end_snapshot_id if self._keeps else None,
             group_id=self.which.group_id,
+            rollout_id=self.which.rollout_id,
         )
         if grade is not None:
             episode = graded(episode, grade)

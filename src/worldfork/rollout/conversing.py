@@ -10,6 +10,7 @@ from worldfork.core.errors import ConfigError
 from worldfork.records.episode import Episode
 from worldfork.records.task import Task
 from worldfork.records.trajectory import HARNESS, Step
+from worldfork.rollout.journal import Key
 from worldfork.rollout.stored import StoredGroup, StoredRun
 
 Message = dict[str, Any]
@@ -114,7 +115,7 @@ def distinct(episodes: Sequence[Episode]) -> list[Episode]:
     """
     ranked = sorted(episodes, key=lambda each: (-(each.reward if each.reward is not None else -1.0), each.index))
     seen: set[tuple[str, str]] = set()
-    kept: set[tuple[str, str, int]] = set()
+    kept: set[Key] = set()
     for episode in ranked:
         left = episode.edits or episode.diff
         if left is not None and (episode.task_hash, left) in seen:

@@ -47,9 +47,9 @@ def episode_rows(run: StoredRun, *, select: str = "all", dedupe: bool = False) -
         Corrupt: a stored piece cannot be read.
     """
     for group, episodes in _selected(run, select, dedupe):
-        advantages = dict(zip([each.index for each in group.episodes], group_advantages(group.rewards), strict=True))
+        advantages = dict(zip([each.key for each in group.episodes], group_advantages(group.rewards), strict=True))
         for episode in episodes:
-            yield _row(run, episode, advantages[episode.index])
+            yield _row(run, episode, advantages[episode.key])
 
 
 def chat_rows(run: StoredRun, *, select: str = "all", dedupe: bool = False) -> Iterator[Row]:
@@ -143,6 +143,7 @@ def _row(run: StoredRun, episode: Episode, advantage: float | None) -> Row:
         "policy_id": episode.policy_id,
         "group_id": episode.group_id,
         "index": episode.index,
+        "rollout_id": episode.rollout_id,
         "seed": episode.seed,
         "attempt": episode.attempt,
         "reward": episode.reward,

@@ -137,7 +137,9 @@ async def run_rollouts(
     if not tasks:
         return []
     with _opened(run, journal, tasks) as (directory, book):
-        wanted = {(task.task_hash, agent.policy_id, index): task for task in tasks for index in range(n)}
+        wanted: dict[Key, Task] = {
+            (task.task_hash, agent.policy_id, index, ""): task for task in tasks for index in range(n)
+        }
         ended = _known(book, wanted)
         verifier_of = judges(score=score) if verifier is None else lambda _: verifier
         _check_judges(ended, wanted, verifier_of)

@@ -21,8 +21,8 @@ JOURNAL_FORMAT = 1
 
 _TAIL_BYTES = 64 << 10
 
-Key = tuple[str, str, int]
-"""Task hash, policy id, index: which rollout an episode is of."""
+Key = tuple[str, str, int, str]
+"""Which rollout an episode is of, as of `Episode.key`."""
 
 
 class Journal:
@@ -133,7 +133,7 @@ def _recover(path: Path, file: BinaryIO) -> tuple[str, set[Key]]:
         if not run_id:
             run_id = check_id("run", data["run_id"])
         elif data.get("failure") is None:
-            finished.add((data["task_hash"], data["policy_id"], data["index"]))
+            finished.add((data["task_hash"], data["policy_id"], data["index"], data.get("rollout_id", "")))
     if file.seek(0, os.SEEK_END) != end:
         file.truncate(end)
     if not run_id:

@@ -29,6 +29,8 @@ class Which:
     attempt: int = 1
     faults: tuple[str, ...] = ()
     group_id: str = ""
+    rollout_id: str = ""
+    """Of one that was opened."""
 
     def failed(self, failure: Failure, started_s: float) -> Episode:
         """Return its episode where nothing else is to be told of it.
@@ -49,6 +51,7 @@ class Which:
             attempt=self.attempt,
             faults=self.faults,
             group_id=self.group_id,
+            rollout_id=self.rollout_id,
         )
 
 

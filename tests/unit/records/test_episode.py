@@ -30,7 +30,7 @@ def scored(**changes: Any) -> Episode:
 def test_a_scored_episode_survives_json() -> None:
     episode = scored()
     assert Episode.from_json(json.loads(json.dumps(episode.to_json()))) == episode
-    assert episode.key == ("ab" * 32, "nop", 3)
+    assert episode.key == ("ab" * 32, "nop", 3, "")
 
 
 def test_a_failed_episode_survives_json() -> None:

@@ -92,7 +92,7 @@ def test_a_scored_episode_tells_all(carrying: Carrying) -> None:
     assert (episode.expected, episode.passed, episode.failed) == (("a", "b"), ("a",), ("b",))
     assert (episode.snapshot_id, episode.sandbox_id, episode.grading_sandbox_id) == ("sn-played", "sb-played", "sb-g")
     assert (episode.seed, episode.attempt, episode.verifier_id, episode.trust) == (7, 1, "played", "fresh")
-    assert episode.key == (a_task(limits=LIMITS).task_hash, "acting", 3)
+    assert episode.key == (a_task(limits=LIMITS).task_hash, "acting", 3, "")
     assert episode.final_snapshot_id is None
     assert carrying.left.dropped == 1
 

@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 from tests.unit.reward.played import a_task
+from tests.unit.rollout.runs import an_episode
 
 from worldfork.core.errors import ConfigError
 from worldfork.records.edits import EditedFile, Edits
-from worldfork.records.episode import Episode
+from worldfork.records.episode import Episode, Failure, FailureKind
 from worldfork.records.task import Task
 from worldfork.records.trajectory import Step, Trajectory
 from worldfork.rollout import run_directory
+from worldfork.rollout.exporting import episode_rows
 from worldfork.rollout.loading import load_tasks
+from worldfork.rollout.report import write_report
 from worldfork.rollout.run_directory import RunDirectory, trajectory_bytes
 from worldfork.rollout.stored import StoredRun
 
@@ -81,3 +84,19 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(OSError, match="no space"):
         RunDirectory(tmp_path).put([b"content"])
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_rollouts_that_were_opened_alike_stand_beside_each_other(tmp_path: Path) -> None:
+    """A trainer opens the same indices of the same task in every epoch; a later failure hides no earlier reward."""
+    one, two, three = "sb-aaaaaaaaaaaaaaaa", "sb-bbbbbbbbbbbbbbbb", "sb-cccccccccccccccc"
+    lost = Failure(FailureKind.LOST, "sandbox_died", "gone")
+    for rollout_id, reward in ((one, 1.0), (two, 0.5), (three, None)):
+        failure = lost if reward is None else None
+        episode = an_episode(a_task(), 0, reward, failure=failure, policy_id="open", rollout_id=rollout_id)
+        RunDirectory(tmp_path).add(a_task(), episode)
+    stored = StoredRun(tmp_path)
+    assert [(each.rollout_id, each.reward) for each in stored.episodes] == [(one, 1.0), (two, 0.5), (three, None)]
+    assert [row["advantage"] for row in episode_rows(stored)] == [0.25, -0.25, None]
+    write_report(stored, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert all(page.count(f'id="e0-0-{each}"') == 1 for each in (one, two, three))

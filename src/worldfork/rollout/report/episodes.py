@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from worldfork.core.errors import Corrupt
 from worldfork.records.episode import Episode
 from worldfork.records.trajectory import Step, Trajectory
+from worldfork.rollout.journal import Key
 from worldfork.rollout.recording import bounded
 from worldfork.rollout.report.charts import stacked, strip
 from worldfork.rollout.report.figures import GroupFigures, RunFigures, stages_of, was_stopped
@@ -26,7 +27,7 @@ MAX_EPISODES = 20_000
 
 def episode_anchor(group: int, episode: Episode) -> str:
     """Return the place of an episode on the page."""
-    return f"e{group}-{episode.index}"
+    return f"e{group}-{episode.index}" + (f"-{episode.rollout_id}" if episode.rollout_id else "")
 
 
 def episode_sections(run: StoredRun, figures: RunFigures) -> Iterator[str]:
@@ -43,8 +44,8 @@ def episode_sections(run: StoredRun, figures: RunFigures) -> Iterator[str]:
         yield _group(place, group, [_episode(place, each, details.get(each.key)) for each in shown], len(ran))
 
 
-def _details(run: StoredRun, figures: RunFigures) -> dict[tuple[str, str, int], str]:
-    found: dict[tuple[str, str, int], str] = {}
+def _details(run: StoredRun, figures: RunFigures) -> dict[Key, str]:
+    found: dict[Key, str] = {}
     room = MAX_DETAIL_CHARACTERS
     ranked = [_by_worth(group.group.episodes) for group in figures.groups]
     for row in itertools.zip_longest(*ranked):
@@ -96,7 +97,7 @@ def _episode(place: int, episode: Episode, detail: str | None) -> str:
     if detail is None:
         detail = '<p class="empty">too long for this page; `worldfork export-episodes` has it</p>'
     return (
-        f'<details id="{episode_anchor(place, episode)}"><summary><b>{episode.index}</b>{mark}'
+        f'<details id="{escaped(episode_anchor(place, episode))}"><summary><b>{episode.index}</b>{mark}'
         f'<span class="soft">{seconds(episode.timings.total_s)}</span>{ended}</summary>'
         f'<div class="inside">{detail}</div></details>'
     )

@@ -156,7 +156,7 @@ def _failures(figures: RunFigures) -> str:
     }
     kinds = charts.bars([(kind, count, str(count)) for kind, count, _ in figures.failures], "bad")
     examples = "".join(
-        f'<tr><td>{escaped(kind)}</td><td><a href="#{places[episode.key]}">{escaped(episode.task_id)} '
+        f'<tr><td>{escaped(kind)}</td><td><a href="#{escaped(places[episode.key])}">{escaped(episode.task_id)} '
         f"{episode.index}</a></td><td>{escaped(episode.failure.message[:300] if episode.failure else '')}</td></tr>"
         for kind, _, found in figures.failures
         for episode in found
