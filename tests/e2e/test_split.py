@@ -579,3 +579,126 @@ def test_a_call_that_a_test_left_to_a_thread_holds_up_nothing(proofs: Path) -> N
     given = grade(proofs, SLEEPS, a_task=a_task, ids=ids)
     assert set(given.passed) == ids
     assert given.end == "exited"
+
+
+TREES = """
+from trees import build, parse, pair
+
+
+def test_names():
+    tree = build([3, 1, 2])
+    assert list(tree) == [1, 2, 3] and tree.left.value == 1 and tree.left.left is None
+    assert tree and 3 in tree
+
+
+def test_several():
+    assert [each.area() for each in (parse("circle 2"), parse("square 3"))] == [12, 9]
+
+
+def test_equal():
+    assert pair(1) == pair(1) and pair(1) != pair(2)
+    assert pair(1) != 1
+"""
+
+TREES_RIGHT = """
+class Node:
+    def __init__(self, value):
+        self.value, self.left, self.right = value, None, None
+
+    def add(self, value):
+        side = "left" if value < self.value else "right"
+        if getattr(self, side) is None:
+            setattr(self, side, Node(value))
+        else:
+            getattr(self, side).add(value)
+
+    def __iter__(self):
+        yield from self.left or ()
+        yield self.value
+        yield from self.right or ()
+
+    def __contains__(self, value):
+        return value in list(self)
+
+    def __len__(self):
+        return len(list(iter(self)))
+
+
+class Circle:
+    def __init__(self, size):
+        self.size = size
+
+    def area(self):
+        return 3 * self.size**2
+
+
+class Square:
+    def __init__(self, size):
+        self.size = size
+
+    def area(self):
+        return self.size**2
+
+
+class Pair:
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return self.value == other.value
+
+
+def build(values):
+    tree = Node(values[0])
+    for value in values[1:]:
+        tree.add(value)
+    return tree
+
+
+def parse(text):
+    kind, size = text.split()
+    return {"circle": Circle, "square": Square}[kind](int(size))
+
+
+def pair(value):
+    return Pair(value)
+"""
+
+TREES_RENAMED = (
+    TREES_RIGHT.replace("Node", "_Element").replace("Circle", "Round").replace("Square", "Even").replace("Pair", "Two")
+)
+TREES_RENAMED = TREES_RENAMED.replace("    def __contains__(self, value):\n        return value in list(self)\n\n", "")
+TREES_RENAMED = TREES_RENAMED.replace("    def __len__(self):\n        return len(list(iter(self)))\n", "")
+
+TREES_CHEAT = """
+class Equal:
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+def build(values): return Equal()
+def parse(text): return Equal()
+def pair(value): return Equal()
+"""
+
+
+def test_a_candidate_calls_its_own_classes_as_it_likes(tmp_path: Path) -> None:
+    trees = task(
+        task_id="e2e/split-trees",
+        files={"trees.py": "def build(values): pass\n"},
+        editable=("trees.py",),
+        hidden_tests={"test_trees.py": TREES},
+        test_args=("--timeout=5", "test_trees.py"),
+        solution={"trees.py": TREES_RIGHT},
+    )
+    ids = {f"test_trees.py::test_{name}" for name in ("names", "several", "equal")}
+
+    async def all_of_them() -> list[Grade]:
+        start = await (await StartingStates.open()).get(trees)
+        verifier = SplitVerifier(Expects(ids), ProofStore(tmp_path))
+        texts = (TREES_RIGHT, TREES_RENAMED, TREES_CHEAT)
+        return [
+            await verifier.grade(Case(trees, start, Edits({"trees.py": EditedFile(text.encode())}))) for text in texts
+        ]
+
+    right, renamed, cheat = asyncio.run(all_of_them())
+    assert (right.reward, renamed.reward, renamed.failed) == (1.0, 1.0, ())
+    assert cheat.passed == ()

@@ -109,7 +109,10 @@ class Server:
     def _do_method(self, target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name.startswith("__") and name.endswith("__"):
             # As operators look it up: at the type.
-            return getattr(type(target), name)(target, *args, **kwargs)
+            special = getattr(type(target), name, None)
+            if special is None or name == "__bool__":
+                return _without(name, target, *args)
+            return special(target, *args, **kwargs)
         return getattr(target, name)(*args, **kwargs)
 
     def _do_get(self, target: Any, name: str) -> Any:
@@ -171,6 +174,7 @@ class Server:
             encoder.write(dict(value), depth)
             return True
         names = [each.__name__ for each in kind.__mro__[:_MAX_NAMES]]
+        names += ["<own>"] * (kind.__module__.partition(".")[0] not in _LIBRARIES)
         names += ["<plain>"] * issubclass(kind, _BASES)
         names += ["<iterator>"] * hasattr(kind, "__next__")
         names += ["<function>"] * callable(value)
@@ -232,7 +236,34 @@ class Server:
 
 
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()), collections.deque)
+_LIBRARIES = frozenset(getattr(sys, "stdlib_module_names", ("builtins", "collections", "itertools")))
 _EXACT: dict[type, Any] = {int: int.__int__, float: float.__float__, str: str.__str__}
+
+
+def _without(name: str, target: Any, *args: Any) -> Any:
+    """Do what Python does with an object whose class lacks a special method that the reference's class has."""
+    if name in _OTHER_WAYS:
+        return _OTHER_WAYS[name](target, *args)
+    if name in _PLAIN_OPERATORS:
+        # The other operand is asked, or the operator that does not work in place.
+        return NotImplemented
+    raise TypeError(f"{type(target).__name__!r} object has no {name}")
+
+
+_OTHER_WAYS: dict[str, Any] = {
+    "__bool__": bool,
+    "__iter__": iter,
+    "__reversed__": reversed,
+    "__contains__": lambda target, value: value in target,
+}
+_PLAIN_OPERATORS = frozenset(
+    f"__{side}{name}__"
+    for side in ("", "r", "i")
+    for name in (
+        *("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow"),
+        *("and", "or", "xor", "lshift", "rshift", "matmul"),
+    )
+)
 
 
 def _walk(found: Any, path: str) -> Any:

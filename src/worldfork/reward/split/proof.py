@@ -15,7 +15,7 @@ from worldfork.reward.findings import KEPT_BYTES, Findings, tuples
 from worldfork.reward.split.plan import module_plan
 from worldfork.reward.verifier import Start, contents_of
 
-PROOF_FORMAT = 2
+PROOF_FORMAT = 3
 """Raised whenever the same tests might be judged differently; older proofs are then found anew."""
 
 MAX_WHY_CHARACTERS = 500

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 FORWARDED = frozenset({
-    *_COMPARISONS, "__hash__", "__len__", "__bool__", "__contains__", "__iter__", "__next__", "__reversed__",
+    *COMPARISONS, "__hash__", "__len__", "__bool__", "__contains__", "__iter__", "__next__", "__reversed__",
     "__getitem__", "__setitem__", "__delitem__", "__call__", "__str__", "__repr__", "__enter__",
     "__int__", "__float__", "__index__", "__abs__", "__neg__", "__pos__", "__invert__", "__round__",
     *(f"__{side}{name}__" for side in ("", "r", "i") for name in (
@@ -90,7 +90,7 @@ class Remote(Opaque, metaclass=StubType):
 
 def method(place: str, name: str) -> Callable[..., Any]:
     """Return a method that is called over there."""
-    if name in _COMPARISONS:
+    if name in COMPARISONS:
 
         def compare(self: Any, other: Any) -> Any:
             # What tests expect is no argument that a candidate may see.

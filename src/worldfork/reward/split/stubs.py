@@ -15,9 +15,10 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from worldfork.reward.split.classes import PLAIN_BASES, declared_class, places, stand_in
 from worldfork.reward.split.decoding import Decoder, apply_contents
 from worldfork.reward.split.encoding import Encoder
-from worldfork.reward.split.remotes import FORWARDED, LINK, Function, Opaque, Remote, StubType, View, iterate, method
+from worldfork.reward.split.remotes import LINK, Function, Opaque, Remote, StubType, View, iterate
 from worldfork.reward.split.stream import Stream
 from worldfork.reward.split.values import Malformed
 
@@ -42,6 +43,8 @@ class Stubs:
         self.turn = 0
         """Raised whenever the candidate's process is another one; objects of an earlier one are gone."""
         self._classes: dict[str, Any] = {}
+        self._plain_based: set[str] = set()
+        self._stand_ins: dict[frozenset[str], tuple[set[Any], Any]] = {}
         self._exceptions: dict[str, Any] = {}
         self._functions: dict[Any, tuple[str, str, str]] = {}
         self._objects: dict[int, Any] = {}
@@ -77,9 +80,16 @@ class Stubs:
             if name in present:
                 found: Any = tuple(names.get(each) or getattr(builtins, each, Exception) for each in bases)
                 names[name] = self._exceptions[name] = type(name, found, {"__module__": module, "__str__": _text})
+        known = dict(names)
         for name, one in told["classes"].items():
+            known[name] = made = declared_class((module, base, name), one, known)
             if name in present:
-                names[name] = self._classes[name] = self._class(module, base, name, one, names)
+                names[name] = self._classes[name] = made
+            else:
+                # A candidate may call its own otherwise, or have it elsewhere.
+                self._classes.setdefault(name, made)
+            if PLAIN_BASES & set(one["bases"]):
+                self._plain_based.add(name)
         values_ = present & frozenset(told["values"])
         names["__all__"] = [
             name
@@ -108,18 +118,6 @@ class Stubs:
         stub.__module__ = module
         self._functions[stub] = (module, base, name)
         return stub
-
-    def _class(self, module: str, base: str, name: str, told: dict[str, Any], names: dict[str, Any]) -> Any:
-        inside: dict[str, Any] = {"__slots__": (), "__module__": module, "__qualname__": name}
-        for each in told["methods"]:
-            if each in FORWARDED or not each.startswith("__"):
-                inside[each] = method(f"{name}.{each}", each)
-        if "__eq__" in inside and "__hash__" not in inside:
-            inside["__hash__"] = None
-        bases = tuple(found for each in told["bases"] if isinstance(found := names.get(each), StubType))
-        made = StubType(name, bases or (Remote,), inside)
-        made._worldfork_name = (module, base, name)
-        return made
 
     def ask(self, place: str, *operation: Any) -> Any:
         """Have something done over there.
@@ -306,20 +304,29 @@ class Stubs:
 
     def _kind(self, names: tuple[str, ...], place: str) -> Any:
         """Return the class that stands here for an object of the candidate; None for its plain part."""
-        declared = next((name for name in names if name in self._classes), None)
-        allowed = self._shapes.get(place, frozenset())
-        if declared and (self._plan["learning"] or declared in allowed):
-            self.seen.setdefault(place, set()).add(declared)
-            return self._classes[declared]
-        if not declared and len(allowed) == 1 and "<plain>" not in names:
+        allowed = frozenset[str]().union(*(self._shapes.get(each, ()) for each in places(place)))
+        known = next(
+            (each for each in names if each in self._classes and (self._plan["learning"] or each in allowed)), ""
+        )
+        if known:
+            self.seen.setdefault(place, set()).add(known)
+            return self._classes[known]
+        if allowed and "<own>" in names and ("<plain>" not in names or allowed & self._plain_based):
             # A class that the candidate calls otherwise, in the place of one of the reference.
-            (name,) = allowed
-            return self._classes.get(name, Opaque)
+            return self._stand_in(allowed)
         if "<plain>" in names:
             return None
         if "<iterator>" in names:
             return Iterator
         return Function if "<function>" in names else View if "<view>" in names else Opaque
+
+    def _stand_in(self, allowed: frozenset[str]) -> Any:
+        kinds = {self._classes[name] for name in allowed if name in self._classes}
+        if not kinds:
+            return Opaque
+        if allowed not in self._stand_ins or len(self._stand_ins[allowed][0]) != len(kinds):
+            self._stand_ins[allowed] = kinds, stand_in(kinds)
+        return self._stand_ins[allowed][1]
 
     def _exchange(self, kind: bytes, body: bytes) -> tuple[bytes, bytes]:
         try:

@@ -239,6 +239,7 @@ def _program(plan: Mapping[str, Any]) -> bytes:
         *VALUE_MODULES,
         "worldfork.reward.split.stream",
         "worldfork.reward.split.remotes",
+        "worldfork.reward.split.classes",
         "worldfork.reward.split.stubs",
         "worldfork.reward.reporter",
         "worldfork.reward.split.tests_program",
