@@ -33,6 +33,16 @@ def asked() -> Death:
     return Death(DeathCause.ENDED, "this process ended it")
 
 
+def left() -> Death:
+    """Return the death of a sandbox whose owner's process came to its end."""
+    return Death(DeathCause.ENDED, "its process came to its end")
+
+
+def cleared() -> Death:
+    """Return the death of a sandbox that was cleared away: nobody who acted in it ended it."""
+    return Death(DeathCause.ENDED, "it was cleared away")
+
+
 def found_dead(status: os.waitid_result | None, kills: HostKills, hits: LimitHits) -> Death:
     """Return the death of a sandbox whose init was found dead.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from worldfork.core.errors import SandboxDied, SandboxError, WorldforkError
-from worldfork.lineage.deaths import asked, condemned, exit_of, found_dead
+from worldfork.lineage.deaths import asked, condemned, exit_of, found_dead, left
 from worldfork.lineage.place import Place
 from worldfork.records.cpu import CpuUse
 from worldfork.records.death import Death, LimitHits
@@ -188,11 +188,14 @@ class Live:
             return False
         return self.place.store.is_vouched(self.sandbox_id)
 
-    async def end(self) -> None:
+    async def end(self, death: Death | None = None) -> None:
         """End the sandbox and clear it away. Idempotent, and finished even if the caller is cancelled.
 
         A second caller waits for the first; one that comes after a failure tries again. What it leaves stays for a
         last checkpoint that is being taken.
+
+        Args:
+            death: what is told of it, if it lives until now; by default that a handle of this process ended it.
         """
         if self._owner_pid != os.getpid():
             return
@@ -200,7 +203,7 @@ class Live:
             await asyncio.sleep(_POLL_S)
         failed = self._ending is not None and self._ending.done() and self._ending.exception() is not None
         if failed or not self._over:
-            self._note_end()
+            self._note_end(death or asked())
             self._over = True
             self._ending = asyncio.ensure_future(self._end())
         if self._ending is None or self._ending.get_loop() is not asyncio.get_running_loop():
@@ -223,7 +226,7 @@ class Live:
                 return
         except WorldforkError:
             return  # nobody knows now; the next look, or the next sweep, does it
-        self._note_end()
+        self._note_end(left())
         self._over = True
         self.place.live.pop(self.sandbox_id, None)
         self._kill()
@@ -263,13 +266,17 @@ class Live:
         if self._pid is None:
             self._close_descriptors()
 
-    def _note_end(self) -> None:
+    def _note_end(self, death: Death) -> None:
         if self._note_death() is None:
-            self._death = asked()
+            self._death = death
 
-    async def kill(self) -> None:
-        """Kill its PID 1, and with it every process inside; what it leaves stays until `end`."""
-        self._note_end()
+    async def kill(self, death: Death | None = None) -> None:
+        """Kill its PID 1, and with it every process inside; what it leaves stays until `end`.
+
+        Args:
+            death: as of `end`.
+        """
+        self._note_end(death or asked())
         if self._pid is not None:
             self._kill()
         else:

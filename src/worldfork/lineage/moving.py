@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from worldfork.core.errors import Corrupt, Locked, NotFound, SandboxDied, WorldforkError
+from worldfork.lineage.deaths import cleared
 from worldfork.lineage.live import Live
 from worldfork.lineage.stacks import TRIES, next_layers_of
 from worldfork.lineage.starting import ground_of, holder_of, make_upper, may_take_long
@@ -174,7 +175,7 @@ async def move(
             dropped = await place.driver.reroot(before, ground_of(place, _moved(moving)), namespaces, kept)
     except SandboxDied:
         # Half-way between two roots nobody could say any more what it writes to.
-        await live.kill()
+        await live.kill(cleared())
         await put_right(live, connection, moving.moving)
         raise
     except BaseException:

@@ -7,6 +7,9 @@
                                   end.json      what the policy left, once that was carried out
                                   episode.json  the result, once it is there
                                   death.json    how the sandbox ended, where its process saw that
+                                  ending        that somebody began to stop the sandbox to read what is left
+                                  failed.json   the last grading that failed for a moment's reason
+                                  to_add.json   what the episode names, until it is in the run that it belongs to
                                   closed        that nobody wants it any more
                                   lock          held by whoever grades or closes it
     scratch/rollouts/tasks/<task hash>.json     the tasks that these are of
@@ -17,11 +20,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator, Mapping
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -32,6 +36,7 @@ from worldfork.records.death import Death, DeathCause
 from worldfork.records.edits import Edits
 from worldfork.records.episode import Episode
 from worldfork.records.task import Task
+from worldfork.rollout.flocks import close_lock, open_lock, try_lock
 
 REMEMBERED_S = 86_400.0
 """How long after its lease a rollout can still be asked for its episode."""
@@ -40,6 +45,8 @@ LOOK_EVERY_S = 60.0
 """How often a process looks for rollouts that may be forgotten."""
 
 _RETRY_S = 0.02
+_ALONE_S = 30.0
+"""How long to wait for others who keep a task; each takes milliseconds."""
 _TASKS = "tasks"
 _looked_s: dict[Path, float] = {}
 
@@ -64,6 +71,8 @@ class Facts:
     """The snapshot that the task's files were laid over, where one was named."""
     run: str | None = None
     """The directory of the run to which the episode is added."""
+    start_snapshot_id: str | None = None
+    """The starting state that the sandbox was forked from: what a task stands on may mean another one later."""
 
     def expect(self, verifier_id: str) -> None:
         """Refuse another verifier than the one that is to grade.
@@ -100,6 +109,8 @@ class Ledger:
         """Write down a new rollout."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._keep_task(task, facts.ends_s)
+        # So that it can be closed on a disk that is full.
+        (self.path / "lock").touch(mode=0o600)
         self._write("facts.json", asdict(facts))
         # So that nobody has to read it to learn when it may go.
         os.utime(self.path / "facts.json", (facts.ends_s, facts.ends_s))
@@ -175,7 +186,7 @@ class Ledger:
 
     def forget_end(self) -> None:
         """Let go of what the policy left and did: the episode is there, and the files may be large."""
-        for name in ("end.json", "steps.jsonl"):
+        for name in ("end.json", "steps.jsonl", "failed.json", "ending"):
             (self.path / name).unlink(missing_ok=True)
 
     def states(self) -> set[str] | None:
@@ -184,7 +195,7 @@ class Ledger:
             return set()
         episode = self.episode()
         if episode is None:
-            return None
+            return set() if self.closed and self._is_left() else None
         return set() if episode.final_snapshot_id is None else {episode.final_snapshot_id}
 
     def set_episode(self, episode: Episode) -> None:
@@ -195,6 +206,38 @@ class Ledger:
         """Return the result; None where there is none yet."""
         data = self._read("episode.json")
         return None if data is None else Episode.from_json(data)
+
+    def set_failed(self, episode: Episode, now_s: float) -> None:
+        """Write down a failure that is not for ever, for those who wait already; what cannot be is only missing."""
+        with contextlib.suppress(OSError):
+            self._write("failed.json", {"episode": episode.to_json(), "at_s": now_s})
+
+    def failed(self, since_s: float) -> Episode | None:
+        """Return the failure of a grading that came to its end after this time since the Unix epoch."""
+        data = self._read("failed.json")
+        return None if data is None or data["at_s"] < since_s else Episode.from_json(data["episode"])
+
+    def set_to_add(self, blobs: Sequence[bytes]) -> None:
+        """Write down what an episode names that is to be added to its run; before the episode itself."""
+        self._write("to_add.json", {"blobs": [base64.b64encode(each).decode("ascii") for each in blobs]})
+
+    def to_add(self) -> list[bytes] | None:
+        """Return what the episode names; None where it is in its run, or belongs to none."""
+        data = self._read("to_add.json")
+        return None if data is None else [base64.b64decode(each) for each in data["blobs"]]
+
+    def set_added(self) -> None:
+        """Write down that the episode is in its run."""
+        (self.path / "to_add.json").unlink(missing_ok=True)
+
+    def set_ending(self) -> None:
+        """Write down that the sandbox is stopped from now on to read what is left: a death by that is no one's wish."""
+        (self.path / "ending").touch()
+
+    @property
+    def ending(self) -> bool:
+        """Whether somebody began to stop the sandbox to read what is left."""
+        return (self.path / "ending").exists()
 
     def set_death(self, death: Death) -> None:
         """Write down how the sandbox ended, by whoever started it: nobody else can know."""
@@ -224,19 +267,30 @@ class Ledger:
             Locked: somebody else does so for longer than `wait_s`. NotFound: it was over long ago.
         """
         try:
-            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = open_lock(self.path / "lock", os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
             raise NotFound(f"no open rollout is called {self.path.name}", sandbox_id=self.path.name) from None
         try:
             # Asked again and again: a waiting thread could not be cancelled.
             end_s = asyncio.get_running_loop().time() + wait_s
-            while not _try_lock(lock):
+            while not try_lock(lock):
                 if asyncio.get_running_loop().time() >= end_s:
                     raise Locked(f"somebody grades {self.path.name}", remedy="ask again later", holders=[])
                 await asyncio.sleep(_RETRY_S)
             yield
         finally:
-            os.close(lock)
+            close_lock(lock)
+
+    def _is_left(self) -> bool:
+        """Whether nobody grades or closes it now."""
+        try:
+            lock = open_lock(self.path / "lock", os.O_RDWR)
+        except FileNotFoundError:
+            return True
+        try:
+            return try_lock(lock)
+        finally:
+            close_lock(lock)
 
     def _write(self, name: str, data: Mapping[str, Any]) -> None:
         _write(self.path / name, data)
@@ -255,7 +309,7 @@ def forget_old(root: Path, now_s: float) -> None:
             with contextlib.suppress(OSError):
                 if os.stat(f"{entry.path}/facts.json").st_mtime + REMEMBERED_S < now_s:
                     shutil.rmtree(entry.path)
-    with contextlib.suppress(OSError), _alone(root / _TASKS), os.scandir(root / _TASKS) as entries:
+    with contextlib.suppress(OSError, Locked), _alone(root / _TASKS), os.scandir(root / _TASKS) as entries:
         for entry in entries:
             if entry.stat().st_mtime + REMEMBERED_S < now_s:
                 os.unlink(entry)
@@ -279,18 +333,18 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """Be the only one who adds to a directory or removes from it."""
-    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Be the only one who adds to a directory or removes from it.
+
+    Raises:
+        Locked: somebody else does so for long.
+    """
+    lock = open_lock(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        pause, end_s = threading.Event(), time.monotonic() + _ALONE_S
+        while not try_lock(lock):
+            if time.monotonic() >= end_s:
+                raise Locked(f"somebody holds {directory}", remedy="end the process that does", holders=[])
+            pause.wait(_RETRY_S)
         yield
     finally:
-        os.close(lock)
-
-
-def _try_lock(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        close_lock(lock)

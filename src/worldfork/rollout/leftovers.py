@@ -38,7 +38,19 @@ def end_label(book: Path | None = None) -> str:
             one the state goes with this process.
     """
     label = f"{_LABEL}{place().store.owner_id}"
-    return label if book is None else f"{label}{_FOR}{urllib.parse.quote_from_bytes(os.fsencode(book.absolute()))}"
+    return label if book is None else f"{label}{_FOR}{_quoted(book)}"
+
+
+def _quoted(book: Path) -> str:
+    return urllib.parse.quote_from_bytes(os.fsencode(book.absolute()))
+
+
+def _parts(label: str | None) -> tuple[str, str]:
+    """Return who took a state and which book decides about it, quoted; each empty where there is none."""
+    if not label or not label.startswith(_LABEL):
+        return "", ""
+    owner_id, _, book = label.removeprefix(_LABEL).partition(_FOR)
+    return owner_id, book
 
 
 def kept_label(sandbox_id: str | None) -> str:
@@ -95,6 +107,11 @@ async def wait_lasting(snapshot_id: str) -> None:
     fault("rollout:lasting")
 
 
+def ends_of(book: Path) -> list[SnapshotRecord]:
+    """Return the states that a book has to decide about, whichever process took them. Blocking."""
+    return [record for record in place().store.snapshots() if _parts(record.label)[1] == _quoted(book)]
+
+
 async def sweep_once(here: Place) -> None:
     """Do as `sweep_ends`, the first time that this process asks for a place."""
     if here not in _swept:
@@ -108,9 +125,9 @@ def sweep_ends(here: Place) -> list[str]:
     books: dict[str, set[str] | None] = {}
     for record in here.store.snapshots():
         label = record.label or ""
-        if not label.startswith(_LABEL):
+        owner_id, book = _parts(label)
+        if not owner_id:
             continue
-        owner_id, _, book = label.removeprefix(_LABEL).partition(_FOR)
         with contextlib.suppress(WorldforkError):
             if here.store.is_alive(owner_id):
                 continue
