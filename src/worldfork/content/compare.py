@@ -77,7 +77,7 @@ def compare(
     """
     with naming(path, "read"):
         pair = (old.node(path), new.node(path))
-    comparison = _Comparison(old, new, times, holds)
+    comparison = Comparison(old, new, times, holds)
     waiting = [iter([pair])]
     while waiting:
         nodes = next(waiting[-1], None)
@@ -93,7 +93,9 @@ def compare(
                     waiting.append(iter(comparison.below(*nodes)))
 
 
-class _Comparison:
+class Comparison:
+    """Compares two views, a pair of paths at a time. For its arguments see `compare`."""
+
     def __init__(self, old: MergedView, new: MergedView, times: bool, holds: Holds | None) -> None:
         self._old = old
         self._new = new
@@ -126,6 +128,11 @@ class _Comparison:
         return [pairs[path] for path in sorted(pairs, key=os.fsencode)]
 
     def change(self, old: Node | None, new: Node | None) -> Change | None:
+        """Return how one path differs, whatever is in it; None where it does not.
+
+        Raises:
+            OutOfSpace, StoreError, OSError: it cannot be read.
+        """
         if old is None or new is None:
             node = old or new
             if node is None:

@@ -35,6 +35,32 @@ def taking_in(patterns: Iterable[str]) -> tuple[str, ...]:
 
 _OUT = "!"
 
+CLUTTER = frozenset(
+    (
+        ".venv",
+        "venv",
+        "node_modules",
+        "__pycache__",
+        ".git",
+        ".hg",
+        ".tox",
+        ".nox",
+        ".eggs",
+        ".cache",
+        ".mypy_cache",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".hypothesis",
+        "site-packages",
+        "build",
+        "dist",
+    )
+)
+"""Names of directories that tools fill. What is new in them is carried last: a repository may have its own `build`."""
+
+NO_CLUTTER = tuple(f"!**/{name}/**" for name in sorted(CLUTTER - {"build", "dist", "venv"}))
+"""Patterns that take out what is no source of anybody's."""
+
 
 class Reach(NamedTuple):
     """What patterns may still mean below one directory: asked on the way down a tree, one step a name, however deep."""
@@ -72,11 +98,14 @@ class Reach(NamedTuple):
 
     def leads_on(self, path: str) -> bool:
         """Tell whether anything below this directory, whose whole path is given, can be meant."""
-        return any(
-            min(alive, default=len(names)) < len(names)
-            for spelled, names, alive in zip(*self, strict=True)
-            if not spelled.startswith(_OUT)
-        ) or any(spelled.startswith(f"{path}/") for spelled in self.spelled)
+        for spelled, names, alive in zip(*map(reversed, self), strict=True):
+            if spelled.startswith(_OUT):
+                # It takes out all that lies below, and what comes before it decides nothing there.
+                if names[-2:] == ("**", "*") and len(names) - 2 in alive:
+                    return False
+            elif min(alive, default=len(names)) < len(names) or spelled.startswith(f"{path}/"):
+                return True
+        return False
 
 
 def _names(pattern: str) -> tuple[str, ...]:

@@ -42,8 +42,8 @@ async def carry_out(
 ) -> Carried:
     """End a policy's sandbox and every process in it, then read what it made of the task's editable files.
 
-    An editable path that is anything but a regular file, or lies below a link, counts as removed; so does what is
-    more, or larger, than `task.limits` let be carried. `Edits.dropped` says what and why.
+    An editable path that is anything but a regular file, or lies below a link, counts as removed. What is more, or
+    larger, than `task.limits` let be carried stays as the start has it, and `Edits.dropped` says what and why.
 
     Args:
         sandbox: ends in any case.

@@ -10,12 +10,13 @@ import base64
 import errno
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from worldfork.content.compare import Enters, compare
+from worldfork.content.compare import Comparison
 from worldfork.content.failures import naming
 from worldfork.content.mapped import lines_of
 from worldfork.content.merged import MergedView
@@ -24,14 +25,15 @@ from worldfork.core.errors import StoreError
 from worldfork.keeping.browse import comparing
 from worldfork.keeping.with_ids import with_ids
 from worldfork.records.edits import Edits
-from worldfork.records.globs import Reach, is_editable, is_literal, taking_in
+from worldfork.records.globs import CLUTTER, Reach, is_editable, is_literal, taking_in
 from worldfork.records.task import Task
-from worldfork.reward.gathering import Gathering, pieces_of
+from worldfork.reward.gathering import Gathering, Rank, pieces_of
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.store.store import Store
 
 MOST_CHANGES = 50_000
-"""How many entries that a policy left are looked at below a directory of editable files; more, and none is carried."""
+"""How many entries that a policy left are looked at below a directory of editable files; a directory that holds more
+than what is left of that is not looked into, but for the files that the start has there."""
 MOST_PATH_BYTES = 8 << 20
 """The same of their paths and attributes together: deep ones take as much time as many."""
 MOST_COMPARED_BYTES = 1 << 30
@@ -43,6 +45,8 @@ _TOP = f"{TASK_DIRECTORY.strip('/')}/"
 _LONGEST_BYTES = 3000
 """Of a path that is looked below."""
 _SCAN = os.O_RDONLY | os.O_DIRECTORY
+_ROOTS = frozenset(("pyvenv.cfg", "conda-meta"))
+"""What is at the top of an environment of Python's, however that is called."""
 
 
 class Bounds(NamedTuple):
@@ -59,8 +63,9 @@ class Bounds(NamedTuple):
 def read_edits(store: Store, start_snapshot_id: str, end_snapshot_id: str, task: Task) -> Edits:
     """Return how the editable files of one state differ from those of another. Blocking.
 
-    An editable path that is anything but a regular file, or lies below a link, counts as removed; so does what is
-    more, or larger, than `task.limits` let be carried. `Edits.dropped` says what and why.
+    An editable path that is anything but a regular file, or lies below a link, counts as removed. What is more, or
+    larger, than `task.limits` let be carried stays as the start has it: files of the start are taken first, then new
+    ones, last those that tools make, such as a `.venv`. `Edits.dropped` says what and why.
 
     Raises:
         NotFound, ConfigError, OutOfSpace, StoreError: a state cannot be read.
@@ -111,32 +116,26 @@ def edits_between(old: MergedView, new: MergedView, patterns: Sequence[str], bou
         OutOfSpace, StoreError: something cannot be read; `path` and `errno` are fields.
     """
     gathering = Gathering(bounds.files, bounds.size_bytes)
-    looking = _Looking(old, new, patterns, bounds)
+    looking = _Looking(old, new, patterns, bounds, gathering)
     for pattern in filter(is_literal, taking_in(patterns)):
-        looking.at(pattern, gathering)
-    for directory, meant in _directories(patterns).items():
-        trial = gathering.copy()
-        try:
-            looking.below(directory, trial)
-            gathering = trial
-        except _TooMuch:
-            for pattern in meant:
-                gathering.drop(pattern, "files")
-    return gathering.edits()
+        looking.at(pattern)
+    for directory in _directories(patterns):
+        looking.below(directory)
+    return gathering.edits(new)
 
 
-def _directories(patterns: Sequence[str]) -> dict[str, list[str]]:
-    """Return the directories below which patterns mean many paths, none below another, each with its patterns."""
-    fixed = []
+def _directories(patterns: Sequence[str]) -> list[str]:
+    """Return the directories below which patterns mean many paths, none below another."""
+    fixed = set()
     for pattern in taking_in(patterns):
         if not is_literal(pattern):
             names = pattern.split("/")[:-1]
             count = next((number for number, name in enumerate(names) if not is_literal(name)), len(names))
-            fixed.append(("/".join(names[:count]), pattern))
-    found: dict[str, list[str]] = {}
-    for directory, pattern in sorted(fixed):
-        above = next((each for each in found if not each or f"{directory}/".startswith(f"{each}/")), directory)
-        found.setdefault(above, []).append(pattern)
+            fixed.add("/".join(names[:count]))
+    found: list[str] = []
+    for directory in sorted(fixed):
+        if not any(not each or f"{directory}/".startswith(f"{each}/") for each in found):
+            found.append(directory)
     return found
 
 
@@ -144,39 +143,95 @@ class _TooMuch(Exception):
     """There is more than is looked at."""
 
 
-class _Looking:
-    """Looks at what differs, and counts what that takes."""
+class _Pair(NamedTuple):
+    """A directory in both trees, in one of which it may be missing or something else."""
 
-    def __init__(self, old: MergedView, new: MergedView, patterns: Sequence[str], bounds: Bounds) -> None:
+    old: Node | None
+    new: Node | None
+    rank: Rank
+    """Of new files in it."""
+
+
+class _Looking:
+    """Looks at what differs, and counts what that takes.
+
+    Directories of the start come first, then others, those near the top before those below; what tools fill comes last.
+    """
+
+    def __init__(
+        self, old: MergedView, new: MergedView, patterns: Sequence[str], bounds: Bounds, gathering: Gathering
+    ) -> None:
         self._old = old
         self._new = new
         self._patterns = patterns
         self._bounds = bounds
+        self._gathering = gathering
+        self._comparison = Comparison(old, new, False, self._holds)
         self._all_left = bounds.changes * _TIMES, bounds.path_bytes * _TIMES
         self._left = 0, 0
         self._compared_left = bounds.compared_bytes
         self._reaches: dict[str, Reach] = {}
         """Of directories that were entered, by the task's path."""
 
-    def at(self, path: str, gathering: Gathering) -> None:
+    def at(self, path: str) -> None:
         """Look at one path, and at nothing below it."""
-        self._look(path, gathering, lambda *_: False)
+        with naming(_TOP + path, "read"):
+            self._look(self._old.node(_TOP + path), self._new.node(_TOP + path), Rank.KNOWN)
 
-    def below(self, directory: str, gathering: Gathering) -> None:
-        """Look at all that patterns can mean below a directory.
+    def below(self, directory: str) -> None:
+        """Look at all that patterns can mean below a directory. Where there is more than the bounds allow, it is said.
 
-        Raises:
-            _TooMuch: there is more than the bounds allow.
+        Files of the start are looked at however much lies beside them.
         """
         self._left = min(self._bounds.changes, self._all_left[0]), min(self._bounds.path_bytes, self._all_left[1])
-        self._look(directory, gathering, self._enters)
+        place = (_TOP + directory).rstrip("/")
+        with naming(place, "read"):
+            first = _Pair(self._old.node(place), self._new.node(place), Rank.NEW)
+        waiting: tuple[deque[_Pair], ...] = tuple(deque() for _ in Rank)
+        waiting[0].append(first)
+        while (queue := next(filter(None, waiting), None)) is not None:
+            for pair in self._enter(queue.popleft()):
+                waiting[0 if _is_directory(pair.old) else pair.rank].append(pair)
 
-    def _look(self, path: str, gathering: Gathering, enters: Enters) -> None:
-        place = (_TOP + path).rstrip("/")
-        for change in compare(self._old, self._new, place, enters=enters, holds=self._holds):
-            if self._is_meant(change.path):
-                with naming(change.path, "read"):
-                    gathering.add(_inside(change.path), change, self._new)
+    def _enter(self, pair: _Pair) -> Iterator[_Pair]:
+        """Look at all that a directory holds; yield the directories among that."""
+        old, new, rank = pair
+        whole = (new or old or self._new.stack.root()).path
+        inside = _inside(whole)
+        if self._comparison.is_same_place(old, new) or not (_is_directory(old) or _is_directory(new)):
+            return
+        reach = self._reaches[inside] = self._reach(inside)
+        if not reach.leads_on(inside):
+            return
+        with naming(whole, "read"):
+            before = {child.path: child for child in self._old.children(old)} if old and _is_directory(old) else {}
+            after = self._names(inside, old, new, before) if new and _is_directory(new) else {}
+        if not _is_directory(old) and any(_name(path) in _ROOTS for path in after):
+            rank = Rank.CLUTTER
+        for path in sorted({*before, *after}, key=os.fsencode):
+            one, other = before.get(path), after.get(path)
+            with naming(path, "read"):
+                self._look(one, other, rank)
+            if _is_directory(one) or _is_directory(other):
+                yield _Pair(one, other, Rank.CLUTTER if _name(path) in CLUTTER else rank)
+
+    def _names(self, inside: str, old: Node | None, new: Node, before: Iterable[str]) -> dict[str, Node]:
+        """Return what a directory holds now; where that is too much, what of it was in the start."""
+        left = self._left
+        try:
+            self._count(old, new)
+            return {child.path: child for child in self._new.children(new)}
+        except _TooMuch:
+            self._left = left
+            self._gathering.drop(f"{inside}/**".lstrip("/"), "files")
+            found = ((path, self._new.stack.child(new, _name(path))) for path in before)
+            return {path: node for path, node in found if node is not None and node.seen.kind != "w"}
+
+    def _look(self, old: Node | None, new: Node | None, rank: Rank) -> None:
+        if self._is_meant((new or old or self._new.stack.root()).path):
+            change = self._comparison.change(old, new)
+            if change is not None:
+                self._gathering.add(_inside(change.path), change, rank)
 
     def _is_meant(self, path: str) -> bool:
         inside = _inside(path)
@@ -187,22 +242,11 @@ class _Looking:
         return is_editable(inside, self._patterns) if reach is None else reach.means(name, inside)
 
     def _holds(self, old: Node, new: Node) -> bool:
-        """Tell whether a file holds what it did; of one that nobody asks for, and within bounds."""
-        if not self._is_meant(new.path):
-            return True
+        """Tell whether a file holds what it did, within bounds."""
         for one, other in zip_longest(pieces_of(self._old, old), pieces_of(self._new, new)):
             self._compared_left -= len(other or b"")
             if one != other or self._compared_left < 0:
                 return False
-        return True
-
-    def _enters(self, old: Node | None, new: Node | None) -> bool:
-        inside = _inside((new or old or self._new.stack.root()).path)
-        reach = self._reaches[inside] = self._reach(inside)
-        if not reach.leads_on(inside):
-            return False
-        if new is not None and new.seen.kind == "d":
-            self._count(old, new)
         return True
 
     def _reach(self, inside: str) -> Reach:
@@ -244,6 +288,14 @@ def _attributes_bytes(directory: int, name: str) -> int:
     place = f"/proc/self/fd/{directory}/{name}"
     names = os.listxattr(place, follow_symlinks=False)
     return sum(len(each) + len(os.getxattr(place, each, follow_symlinks=False)) for each in names)
+
+
+def _is_directory(node: Node | None) -> bool:
+    return node is not None and node.seen.kind == "d"
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _inside(path: str) -> str:

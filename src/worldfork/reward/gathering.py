@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from enum import IntEnum
 
 from worldfork.content.compare import Change
+from worldfork.content.failures import naming
 from worldfork.content.merged import MergedView
 from worldfork.content.stack import Node
 from worldfork.records.edits import EditedFile, Edits
@@ -14,8 +16,18 @@ _MOST_DROPPED = 100
 _CHUNK_BYTES = 1 << 20
 
 
+class Rank(IntEnum):
+    """What is taken first: nothing that a policy made pushes out what the task is about."""
+
+    KNOWN = 0
+    """A file of the starting state, or one that a pattern names in full."""
+    NEW = 1
+    CLUTTER = 2
+    """A new file below a directory that tools fill."""
+
+
 class Gathering:
-    """Collects files.
+    """Collects files, and at the end takes as many as the bounds let it.
 
     Args:
         files: how many are taken.
@@ -23,61 +35,79 @@ class Gathering:
     """
 
     def __init__(self, files: int, size_bytes: int) -> None:
-        self._files: dict[str, EditedFile] = {}
+        self._found: tuple[dict[str, Node], ...] = tuple({} for _ in Rank)
         self._removed: set[str] = set()
         self._dropped: set[tuple[str, str]] = set()
         self._most_files = files
         self._room_bytes = size_bytes
 
-    def copy(self) -> Gathering:
-        """Return one that has what this one has, and from then on does not change with it."""
-        other = Gathering(self._most_files, self._room_bytes)
-        other._files, other._removed, other._dropped = dict(self._files), set(self._removed), set(self._dropped)
-        return other
-
-    def add(self, path: str, change: Change, new: MergedView) -> None:
-        """Take in one path that differs; `path` is the task's.
-
-        Raises:
-            OSError: it cannot be read.
-        """
-        if path in self._files or path in self._removed:
+    def add(self, path: str, change: Change, rank: Rank) -> None:
+        """Take in one path that differs; `path` is the task's."""
+        if path in self._removed or any(path in each for each in self._found):
             return
-        why = self._refusal(path, change.new)
+        was_there = change.old is not None and change.old.seen.kind not in "dw"
+        why = _refusal(path, change.new)
         if why is None and change.new is not None:
-            if _is_equal_here(change):
-                return
-            content = b"".join(pieces_of(new, change.new))
-            self._room_bytes -= len(content)
-            self._files[path] = EditedFile(content, _is_executable(change.new))
+            if not _is_equal_here(change):
+                self._keep(path, change.new, Rank.KNOWN if was_there else rank)
             return
         if why:
             self.drop(path, why)
-        if change.old is not None and change.old.seen.kind != "d" and _is_text(path):
+        if was_there and _is_text(path):
             self._removed.add(path)
 
-    def _refusal(self, path: str, node: Node | None) -> str | None:
-        """Return why a path is not carried: empty where nothing is there to be carried, None where it is."""
-        if node is None or node.seen.kind in "dw":
-            return ""
-        if node.seen.kind != "f" or node.seen.info is None:
-            return "link" if node.seen.kind == "l" else "special"
-        if not _is_text(path):
-            return "name"
-        if len(self._files) >= self._most_files:
-            return "files"
-        if node.seen.info.st_size > self._room_bytes:
-            return "bytes"
-        return None
+    def _keep(self, path: str, node: Node, rank: Rank) -> None:
+        if _size_bytes(node) > self._room_bytes:
+            self.drop(path, "bytes")
+            return
+        found = self._found[rank]
+        found[path] = node
+        if len(found) > 2 * self._most_files:
+            self._thin(found, self._most_files)
+
+    def _thin(self, found: dict[str, Node], most: int) -> None:
+        """Leave out what lies deepest."""
+        for path in sorted(found, key=lambda path: (path.count("/"), path))[most:]:
+            del found[path]
+            self.drop(path, "files")
 
     def drop(self, path: str, why: str) -> None:
         """Note what is not carried."""
         if len(self._dropped) < _MOST_DROPPED:
             self._dropped.add((path.encode("utf-8", "backslashreplace").decode("utf-8"), why))
 
-    def edits(self) -> Edits:
-        """Return what was collected."""
-        return Edits(self._files, tuple(self._removed), tuple(sorted(self._dropped)))
+    def edits(self, new: MergedView) -> Edits:
+        """Read what is taken. What is left out for want of room stays as the start has it, and is not removed.
+
+        Raises:
+            OutOfSpace, StoreError: something cannot be read; `path` and `errno` are fields.
+        """
+        files: dict[str, EditedFile] = {}
+        for found in self._found:
+            self._thin(found, self._most_files - len(files))
+            # The small ones first: one that is large pushes out no other.
+            for path, node in sorted(found.items(), key=lambda each: (_size_bytes(each[1]), each[0])):
+                if _size_bytes(node) > self._room_bytes:
+                    self.drop(path, "bytes")
+                    continue
+                with naming(node.path, "read"):
+                    content = b"".join(pieces_of(new, node))
+                self._room_bytes -= len(content)
+                files[path] = EditedFile(content, _is_executable(node))
+        return Edits(files, tuple(self._removed), tuple(sorted(self._dropped)))
+
+
+def _refusal(path: str, node: Node | None) -> str | None:
+    """Return why a path cannot be carried: empty where nothing is there to be carried, None where it can."""
+    if node is None or node.seen.kind in "dw":
+        return ""
+    if node.seen.kind != "f" or node.seen.info is None:
+        return "link" if node.seen.kind == "l" else "special"
+    return None if _is_text(path) else "name"
+
+
+def _size_bytes(node: Node) -> int:
+    return node.seen.info.st_size if node.seen.info else 0
 
 
 def pieces_of(view: MergedView, node: Node) -> Iterator[bytes]:
