@@ -34,6 +34,7 @@ class Journal:
         """Made when the journal was, and kept when a run is resumed."""
         self._finished = finished
         self._file = file
+        self._pid = os.getpid()
 
     @classmethod
     def open(cls, path: str | Path, *, to_add: bool = False) -> Journal:
@@ -93,6 +94,9 @@ class Journal:
 
     def close(self) -> None:
         """Let go of the file and its lock. May be called twice."""
+        if not self._file.closed and self._pid == os.getpid():
+            # Said, not left to the closing: a process that was forked meanwhile has the file open too.
+            fcntl.flock(self._file, fcntl.LOCK_UN)
         self._file.close()
 
     def __enter__(self) -> Journal:
@@ -100,6 +104,28 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def run_of(path: str | Path) -> str | None:
+    """Return the id of the run whose journal this is; None where there is none yet. Reads a line and locks nothing.
+
+    Raises:
+        ConfigError: the file is no journal or cannot be read.
+        FormatUnsupported: a newer version wrote it.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            line = file.readline(_TAIL_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}", path=str(path)) from error
+    head = _parse(line)
+    if head is None and _is_torn_header(path):
+        return None
+    _check_header(path, head or {})
+    return check_id("run", (head or {})["run_id"])
 
 
 def read_journal(path: str | Path) -> list[Episode]:

@@ -37,7 +37,7 @@ def load_tasks(path: str | Path, *, repositories: Repositories | None = None) ->
     tasks: list[Task] = []
     lines_by_id: dict[str, int] = {}
     for number, line in _lines(path):
-        task = _read_line(path, number, line, repositories or {})
+        task = read_task(path, number, line, repositories or {})
         first = lines_by_id.setdefault(task.task_id, number)
         if first != number:
             raise _at(path, number, "task_id", f"{task.task_id!r} is already in line {first}")
@@ -79,7 +79,12 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise ConfigError(f"{path}: {error.strerror or error}", path=str(path)) from error
 
 
-def _read_line(path: Path, number: int, line: bytes, repositories: Repositories) -> Task:
+def read_task(path: Path, number: int, line: bytes, repositories: Repositories | None = None) -> Task:
+    """Return the task of one line, in whichever form it is.
+
+    Raises:
+        ConfigError: it is none; `path`, `line` and `field` say where.
+    """
     try:
         data = json.loads(line)
     except RecursionError:
@@ -90,7 +95,7 @@ def _read_line(path: Path, number: int, line: bytes, repositories: Repositories)
         if isinstance(data, dict) and is_repository_row(data):
             return repository_task(data)
         if isinstance(data, dict) and is_swebench_row(data):
-            return swebench_task(data, repositories)
+            return swebench_task(data, repositories or {})
         return Task.from_json(data)
     except ConfigError as error:
         field = error.fields.get("field") or ""

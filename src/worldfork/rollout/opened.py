@@ -76,13 +76,18 @@ async def open_rollout(
         starts: where starting states come from, for whoever opens many.
 
     Raises:
-        ConfigError: a bad argument. VerifierError, SandboxError, StoreError, ForkError: the starting state could not be
-        made, or not forked in time.
+        ConfigError, FormatUnsupported: a bad argument, or the run takes no episode of this task.
+        OSError: nothing can be written there. VerifierError, SandboxError, StoreError, ForkError: the starting state
+        could not be made, or not forked in time.
     """
     if not 0 < ttl_s < float("inf"):
         raise ConfigError(f"ttl_s {ttl_s!r} is not a time", field="ttl_s")
     if index < 0 or attempt < 1:
         raise ConfigError("index begins at 0, attempt at 1", field="index")
+    directory = RunDirectory(run) if isinstance(run, (str, Path)) else run
+    if directory is not None:
+        # What would refuse the episode does so before anybody acts for it.
+        await in_thread(directory.expect, task)
     states = starts or await StartingStates.open(world)
     judge = verifier or judges()(task)
     start = await states.get(task)
@@ -99,7 +104,7 @@ async def open_rollout(
         opened_s=now_s,
         ends_s=now_s + ttl_s,
         world=states.world_id,
-        run=None if run is None else str((run.path if isinstance(run, RunDirectory) else Path(run)).absolute()),
+        run=None if directory is None else str(directory.path.absolute()),
     )
     here = place()
     root = here.home.scratch / "rollouts"

@@ -16,23 +16,19 @@ import hashlib
 import json
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from worldfork.core.errors import ConfigError
-from worldfork.core.recent import Recent
 from worldfork.records.episode import Episode
 from worldfork.records.task import Task
 from worldfork.records.trajectory import Trajectory
-from worldfork.rollout.journal import Journal
-from worldfork.rollout.loading import load_tasks
+from worldfork.rollout.journal import Journal, run_of
+from worldfork.rollout.run_tasks import keep_tasks
 from worldfork.rollout.stored import BLOBS, JOURNAL, TASKS
 from worldfork.store.syscalls import sync_directory
 
 _LEVEL = 3
-_SEEN: Recent[frozenset[str]] = Recent(4 << 20)
-"""Hashes of the tasks in a version of a file of tasks: who adds one episode after the other need not read them all."""
 
 
 class RunDirectory:
@@ -71,48 +67,41 @@ class RunDirectory:
     def add(self, task: Task, episode: Episode, blobs: Iterable[bytes] = ()) -> None:
         """Add one episode with what it names, for whoever does not hold the journal; others may do so too. Blocking.
 
+        One that was added before counts once, as it is now.
+
         Raises:
             Locked: somebody holds the journal now. ConfigError, Corrupt: it is none.
             OSError: the disk is full or broken.
         """
+        # The journal is held for its line alone: many wait for it.
+        self.put_tasks([task])
+        self.put(blobs)
         with Journal.open(self.path / JOURNAL, to_add=True) as journal:
-            self.put_tasks([task])
-            self.put(blobs)
             journal.append([episode])
 
-    def put_tasks(self, tasks: Sequence[Task]) -> None:
-        """Keep tasks beside those that are there already. For whoever holds the journal.
+    def expect(self, task: Task) -> None:
+        """Let the run know of a task whose episodes are to be added: what would refuse them does so now. Blocking.
 
         Raises:
-            ConfigError: the tasks that are there cannot be read, or another one has the same name; nothing is written.
+            ConfigError, FormatUnsupported: this is no run, cannot be written, or holds another task of that name.
+            Locked: others added tasks for too long. OSError: the disk is full or broken.
+        """
+        run_of(self.path / JOURNAL)
+        self.put_tasks([task])
+
+    def put_tasks(self, tasks: Sequence[Task]) -> None:
+        """Keep tasks beside those that are there already. Blocking; from any number of processes.
+
+        Raises:
+            ConfigError: the directory cannot be made, the tasks that are there cannot be read, or another one has the
+            same name; nothing is written. Locked: others added tasks for too long.
             OSError: the disk is full or broken.
         """
-        target = self.path / TASKS
-        version = _version_of(target)
-        there = _SEEN.get(version)
-        if there is not None and there.issuperset(task.task_hash for task in tasks):
-            return
-        kept = {task.task_hash: task for task in load_tasks(target)} if target.is_file() else {}
-        wanted = kept | {task.task_hash: task for task in tasks}
-        if wanted.keys() == kept.keys():
-            _SEEN.put(version, frozenset(kept), sum(map(len, kept)))
-            return
-        names = Counter(task.task_id for task in wanted.values())
-        twice = sorted(name for name, count in names.items() if count > 1)
-        if twice:
-            raise ConfigError(f"{self.path} holds another task {twice[0]!r}", remedy="name another directory")
-        _make_directory(self.path)
-        lines = (json.dumps(task.to_json(), separators=(",", ":"), ensure_ascii=True) for task in wanted.values())
-        _write_whole(target, "".join(f"{line}\n" for line in lines).encode("ascii"))
-        sync_directory(self.path)
-
-
-def _version_of(path: Path) -> tuple[object, ...]:
-    try:
-        info = path.stat()
-    except FileNotFoundError:
-        return (path.absolute(),)
-    return path.absolute(), info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size
+        try:
+            _make_directory(self.path)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ConfigError(f"{error.filename} is no directory", remedy="name another one", field="run") from error
+        keep_tasks(self.path / TASKS, tasks)
 
 
 def trajectory_bytes(trajectory: Trajectory) -> bytes:

@@ -139,10 +139,9 @@ class StoredRun:
         )
 
     def _stored_tasks(self) -> Sequence[Task]:
-        from worldfork.rollout.loading import load_tasks
+        from worldfork.rollout.run_tasks import read_tasks
 
-        path = self.directory / TASKS
-        return load_tasks(path) if path.is_file() else []
+        return read_tasks(self.directory / TASKS)
 
 
 def _group_key(episode: Episode) -> tuple[str, str, str]:

@@ -190,3 +190,28 @@ def test_nothing_is_added_to_what_is_no_journal(text: bytes, tmp_path: Path) -> 
     with pytest.raises(ConfigError):
         Journal.open(path, to_add=True)
     assert path.read_bytes() == text
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_child_that_was_forked_meanwhile_neither_keeps_nor_frees_a_lock(tmp_path: Path, closes: bool) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal.open(path)
+    ready, done = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(done[1])
+        if closes:
+            journal.close()
+        os.write(ready[1], b".")
+        os.read(done[0], 1)
+        os._exit(0)
+    try:
+        os.read(ready[0], 1)
+        with pytest.raises(Locked):
+            Journal.open(path)
+        journal.close()
+        Journal.open(path).close()
+    finally:
+        for end in (*ready, *done):
+            os.close(end)
+        os.waitpid(child, 0)

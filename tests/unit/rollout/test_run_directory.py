@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.reward.played import a_task
@@ -15,9 +18,11 @@ from worldfork.records.task import Task
 from worldfork.records.trajectory import Step, Trajectory
 from worldfork.rollout import run_directory
 from worldfork.rollout.exporting import episode_rows
+from worldfork.rollout.journal import run_of
 from worldfork.rollout.loading import load_tasks
 from worldfork.rollout.report import write_report
 from worldfork.rollout.run_directory import RunDirectory, trajectory_bytes
+from worldfork.rollout.run_tasks import read_tasks
 from worldfork.rollout.stored import StoredRun
 
 
@@ -56,24 +61,67 @@ def test_tasks_are_added_and_never_lost(tmp_path: Path) -> None:
     assert (tmp_path / "tasks.jsonl").read_text().splitlines() == lines
 
 
-def test_tasks_that_are_known_to_be_there_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, counted = RunDirectory(tmp_path), list[Path]()
+def test_a_task_that_is_added_costs_no_reading_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, read, from_json = RunDirectory(tmp_path), list[str](), Task.from_json
 
-    def count(path: Path) -> list[Task]:
-        counted.append(path)
-        return load_tasks(path)
+    def count(data: Mapping[str, Any]) -> Task:
+        read.append(data["task_id"])
+        return from_json(data)
 
-    monkeypatch.setattr(run_directory, "load_tasks", count)
-    for index in range(5):
-        RunDirectory(tmp_path).add(a_task(), Episode("played/one", a_task().task_hash, "p", index, 1.0))
-    assert len(counted) == 1
-    # Another process adds one.
-    (tmp_path / "tasks.jsonl").unlink()
-    run.put_tasks([a_task(task_id="played/two")])
-    run.add(a_task(), Episode("played/one", a_task().task_hash, "p", 5, 1.0))
-    stored = StoredRun(tmp_path)
-    assert len(stored.tasks) == 2
-    assert len(stored.episodes) == 6
+    monkeypatch.setattr(Task, "from_json", count)
+    for index in range(50):
+        task = a_task(task_id=f"played/{index}")
+        RunDirectory(tmp_path).add(task, Episode(task.task_id, task.task_hash, "p", index, 1.0))
+        run.add(task, Episode(task.task_id, task.task_hash, "p", index, 0.0))
+    assert read == []
+    # Another process adds one, and then another file is put there.
+    with (tmp_path / "tasks.jsonl").open("a") as file:
+        file.write(json.dumps(a_task(task_id="played/other").to_json()) + "\n")
+    run.put_tasks([a_task(task_id="played/new")])
+    assert read == ["played/other"]
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(a_task(task_id="played/0").to_json()))
+    run.put_tasks([a_task(task_id="played/new")])
+    monkeypatch.undo()
+    assert [each.task_id for each in StoredRun(tmp_path).tasks.values()] == ["played/0", "played/new"]
+    assert len(StoredRun(tmp_path).episodes) == 50
+
+
+def test_half_a_task_of_a_process_that_died_is_in_nobodys_way(tmp_path: Path) -> None:
+    run, whole = RunDirectory(tmp_path), json.dumps(a_task().to_json()) + "\n"
+    for cut in (0, 1, len(whole) // 2, len(whole) - 2, len(whole) - 1):
+        (tmp_path / "tasks.jsonl").write_text(whole.replace("played/one", "played/two") + whole[:cut])
+        there = ["played/two"] + ["played/one"] * (cut == len(whole) - 1)
+        assert [task.task_id for task in read_tasks(tmp_path / "tasks.jsonl")] == there
+        run.put_tasks([a_task()])
+        assert [task.task_id for task in load_tasks(tmp_path / "tasks.jsonl")] == ["played/two", "played/one"]
+
+
+def test_many_add_tasks_at_once(tmp_path: Path) -> None:
+    def add(first: int) -> None:
+        for index in range(first, first + 20):
+            RunDirectory(tmp_path).put_tasks([a_task(task_id=f"played/{index}")])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, (0, 10, 20, 30)))
+    assert len(load_tasks(tmp_path / "tasks.jsonl")) == 50
+
+
+def test_what_would_refuse_an_episode_is_found_out_before(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    with run.open_journal() as journal:
+        # However long another run holds it.
+        run.expect(a_task())
+        run_id = journal.run_id
+    with pytest.raises(ConfigError, match="another task 'played/one'"):
+        run.expect(a_task(prompt="another of the same name"))
+    assert run_of(tmp_path / "run" / "episodes.jsonl") == run_id
+    assert run_of(tmp_path / "absent.jsonl") is None
+    (tmp_path / "file").write_text("")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "episodes.jsonl").write_text('{"a": 1}\n')
+    for name in ("file", "file/deeper", "other"):
+        with pytest.raises(ConfigError):
+            RunDirectory(tmp_path / name).expect(a_task())
 
 
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
