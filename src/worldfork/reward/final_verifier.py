@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from worldfork.core.clock import Clock, SystemClock
-from worldfork.core.errors import ConfigError, LaunchFailed, OutOfSpace, SandboxDied, VerifierError, WorldforkError
+from worldfork.core.errors import ConfigError, OutOfSpace, SandboxDied, VerifierError, WorldforkError
 from worldfork.core.ids import content_id
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.checked import checked_seconds, checked_strings
@@ -31,6 +31,7 @@ from worldfork.reward.judge_program import Judgement, JudgeSpec, judge
 from worldfork.reward.laying import lay_tests
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.preparing import BROKEN, build, is_in_doubt
+from worldfork.reward.pytest_verifier import check_declared
 from worldfork.reward.report import Report
 from worldfork.reward.scoring import check_teaches, score_tests
 from worldfork.reward.trial import Trial, run_tests
@@ -38,7 +39,7 @@ from worldfork.reward.verifier import FINAL, Case, Grade, Start
 
 T = TypeVar("T")
 
-FINAL_FORMAT = 1
+FINAL_FORMAT = 2
 NOT_READY = "not_ready"
 """How a grading ends whose services did not come up."""
 
@@ -56,7 +57,7 @@ class FinalSpec:
     services: tuple[tuple[str, ...], ...] = ()
     """Commands that are started in the task's directory, in this order, and stay."""
     ready: tuple[str, ...] = ()
-    """A command that ends with 0 once they are up; asked again and again."""
+    """A command that ends with 0 once they are up; asked again and again. Without one the tests race their start."""
     ready_wall_s: float = 60.0
     """Services that are not up by then, or by the task's `grade_wall_s`, are worth 0."""
     judge: JudgeSpec | None = None
@@ -171,12 +172,7 @@ class FinalVerifier:
                 raise _unfit(task, "has no reference, so nobody knows which tests to expect")
             solved = await self._try_out(task, start, start.solution)
             untouched = await self._try_out(task, start, Edits())
-            expected = solved.report.passed
-            if not expected or not solved.report.finished:
-                raise _unfit(task, f"has a reference whose tests ended as {solved.end}: {solved.last_words[-300:]}")
-            before = tuple(sorted(expected & untouched.report.passed))
-            failed = tuple(sorted(solved.report.tests.keys() - expected))
-            return Calibration(task.task_hash, start.snapshot_id, tuple(sorted(expected)), before, failed, solved.cpu_s)
+            return _calibration(task, start, solved, untouched)
 
         key = content_id(self.verifier_id.encode(), task.task_hash.encode())
         return check_teaches(task, await self._calibrations.get_or_make(key, start.snapshot_id, make))
@@ -216,6 +212,9 @@ class FinalVerifier:
             return False
         finally:
             watch.cancel()
+        if not up:
+            # Of a service that the host ended for its memory nobody else tells.
+            await check_host(sandbox)
         if not up and is_most(looks.missed_s(wall_s), wall_s):
             raise overload(task)
         return up
@@ -225,12 +224,12 @@ class FinalVerifier:
             left_s = ends_s - self._clock.monotonic_s()
             if left_s <= 0:
                 return False
-            await sandbox.run(
-                "/bin/sh",
-                ["-c", _START, "service", *command],
-                working_dir=TASK_DIRECTORY,
-                timeout=min(left_s, _PROBE_S),
+            # It goes on beside, so only a state that has no shell, or a machine without a CPU for it, keeps this.
+            began = await sandbox.run(
+                "/bin/sh", ["-c", _START, "service", *command], working_dir=TASK_DIRECTORY, timeout=left_s
             )
+            if not began.ok:
+                return False
         return True
 
     async def _is_ready(self, sandbox: AsyncSandbox, probe: tuple[str, ...], ends_s: float) -> bool:
@@ -258,7 +257,7 @@ async def _in_end(case: Case, act: Callable[[AsyncSandbox], Awaitable[T]]) -> tu
     try:
         return await _once_in_end(case, act)
     except WorldforkError as error:
-        if not (is_in_doubt(error) or isinstance(error, LaunchFailed)):
+        if not is_in_doubt(error):
             raise
     # Is it this state in which nothing can be done, or any?
     async with case.start.fork(case.index, grading=True):
@@ -266,7 +265,7 @@ async def _in_end(case: Case, act: Callable[[AsyncSandbox], Awaitable[T]]) -> tu
     try:
         return await _once_in_end(case, act)
     except WorldforkError as error:
-        if not (is_in_doubt(error) or isinstance(error, LaunchFailed)):
+        if not is_in_doubt(error):
             raise
     return None, None
 
@@ -286,6 +285,26 @@ def final_spec(data: Mapping[str, Any], judged: JudgeSpec | None) -> FinalSpec:
     """Read what a task says of its services."""
     given = {name: data[name] for name in ("services", "ready", "ready_wall_s") if name in data}
     return FinalSpec(**given, judge=judged)
+
+
+def _calibration(task: Task, start: Start, solved: Trial, untouched: Trial) -> Calibration:
+    expected = solved.report.passed
+    before = expected & untouched.report.passed
+    # What a full machine made late would count for nobody from now on, or be asked of nobody.
+    if solved.is_starved(frozenset(solved.report.tests)) or untouched.is_starved(expected - before):
+        raise overload(task)
+    if not expected or not solved.report.finished:
+        raise _unfit(task, f"has a reference whose tests ended as {solved.end}: {solved.last_words[-300:]}")
+    check_declared(task, expected, before)
+    return Calibration(
+        task_hash=task.task_hash,
+        snapshot_id=start.snapshot_id,
+        expected=tuple(sorted(expected)),
+        untouched=tuple(sorted(before)),
+        reference_failed=tuple(sorted(solved.report.tests.keys() - expected)),
+        cpu_s=solved.cpu_s,
+        unmet=tuple(sorted(frozenset(task.pass_to_pass) - before)),
+    )
 
 
 def _unfit(task: Task, what: str) -> VerifierError:

@@ -68,21 +68,27 @@ async def judge(sandbox: AsyncSandbox, task: Task, spec: JudgeSpec, key: str) ->
         VerifierError: the program cannot be run, or the machine ended it.
         SandboxError: the sandbox cannot be read.
     """
-    path = spec.answer.removeprefix(FILE) if spec.answer.startswith(FILE) else ""
     try:
-        if path:
-            await clear_file(sandbox, path)
-        result = await _run(sandbox, task, spec, key)
-        if spec.answer == EXIT:
-            reward = 1.0 if result.ok else 0.0
-            notes = () if result.ok else _words(result)
-            return Judgement(reward, result.reason.value, result.cpu_s, notes=notes)
-        data = await read_left(sandbox, path, MAX_REWARD_BYTES) if path else result.stdout_bytes
+        said = await _ask(sandbox, task, spec, key)
     except (SandboxDied, OutOfSpace) as error:
         if isinstance(error, OutOfSpace) and error.scope != "sandbox":
             raise
+        said = Judgement(0.0, error.code, answered=False)
+    if said.reward < 1:
+        # Of a child that the host ended for its memory nobody else tells.
         await check_host(sandbox)
-        return Judgement(0.0, error.code, answered=False)
+    return said
+
+
+async def _ask(sandbox: AsyncSandbox, task: Task, spec: JudgeSpec, key: str) -> Judgement:
+    path = spec.answer.removeprefix(FILE) if spec.answer.startswith(FILE) else ""
+    if path:
+        await clear_file(sandbox, path)
+    result = await _run(sandbox, task, spec, key)
+    if spec.answer == EXIT:
+        reward = 1.0 if result.ok else 0.0
+        return Judgement(reward, result.reason.value, result.cpu_s, notes=() if result.ok else _words(result))
+    data = await read_left(sandbox, path, MAX_REWARD_BYTES) if path else result.stdout_bytes
     try:
         reward, parts = read_reward(data, "the verifier's program")
     except VerifierError as error:
@@ -109,8 +115,6 @@ async def _run(sandbox: AsyncSandbox, task: Task, spec: JudgeSpec, key: str) -> 
             remedy="the world, or the hidden tests, must bring it",
             kind=FailureKind.GRADING,
         )
-    if result.reason is Reason.OOM_KILLED:
-        await check_host(sandbox)
     if is_starved(result, waited_s):
         raise overload(task)
     return result

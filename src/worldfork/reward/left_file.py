@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 
-from worldfork.core.errors import PathError
+from worldfork.core.errors import PathError, VerifierError
 from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.records.episode import FailureKind
 from worldfork.reward.places import inside_task
+from worldfork.reward.preparing import HOST_ERRNOS
 
-_READ_S = 30.0
+_READ_S = 60.0
 
 
 async def clear_file(sandbox: AsyncSandbox, path: str) -> None:
@@ -38,6 +40,8 @@ async def read_left(sandbox: AsyncSandbox, path: str, max_bytes: int) -> bytes:
 
     Raises:
         SandboxDied: it is gone.
+        PathError: the machine cannot read.
+        VerifierError: it took too long, and what runs inside or the machine may have done that.
     """
     try:
         async with asyncio.timeout(_READ_S):
@@ -45,9 +49,17 @@ async def read_left(sandbox: AsyncSandbox, path: str, max_bytes: int) -> bytes:
             if facts.kind != "f" or (facts.size or 0) > max_bytes:
                 return b""
             return await sandbox.read_file(_full(path), max_bytes=max_bytes)
-    except (PathError, TimeoutError):
+    except PathError as error:
+        if error.errno in HOST_ERRNOS:
+            raise
         # It is absent, too large, or was changed while it was read: that is no result.
         return b""
+    except TimeoutError:
+        raise VerifierError(
+            f"reading {path} took more than {_READ_S:g} s",
+            remedy="run fewer rollouts at once",
+            kind=FailureKind.GRADING,
+        ) from None
 
 
 def _full(path: str) -> str:

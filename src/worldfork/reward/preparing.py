@@ -43,6 +43,7 @@ BROKEN = "broken"
 HOST_ERRNOS = (errno.EIO, errno.EMFILE, errno.ENFILE)
 """What is wrong with a path for reasons that are the machine's."""
 
+_HOST_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.E2BIG, errno.EIO, 0)
 _MAX_OUTPUT_BYTES = 1 << 20
 
 
@@ -101,7 +102,11 @@ async def judged_or_none(
 
 
 def is_in_doubt(error: WorldforkError) -> bool:
-    """Tell whether either the edits or the machine may have done it."""
+    """Tell whether either the edits, or the state, or the machine may have done it."""
+    if isinstance(error, LaunchFailed):
+        # A start that fails on what it finds says at which step; one that is late or meets a limit of the host does
+        # not, or says so.
+        return "step" in error.fields and error.fields.get("errno", 0) not in _HOST_LIMITS
     if isinstance(error, VerifierError):
         return error.fields.get("kind") in (FailureKind.GRADING, FailureKind.BUILD)
     return isinstance(error, PathError) and error.errno not in HOST_ERRNOS
@@ -174,6 +179,8 @@ async def _start_again(
     try:
         return await stack.enter_async_context(start.fork(sandbox.fork_index, grading=True, snapshot_id=snapshot_id))
     except (LaunchFailed, SandboxDied) as error:
+        if isinstance(error, LaunchFailed) and not is_in_doubt(error):
+            raise
         raise VerifierError(
             f"what a rebuild step left cannot be started: {error}",
             remedy="run fewer rollouts at once",
@@ -192,16 +199,16 @@ async def _rebuild(sandbox: AsyncSandbox, task: Task) -> Broken | None:
         max_output_bytes=_MAX_OUTPUT_BYTES,
         rlimits=((resource.RLIMIT_CORE, 0, 0),),
     )
-    if result.ok:
-        return None
     if result.reason is Reason.NOT_STARTED:
         raise VerifierError(
             f"the rebuild step of {task.task_id} cannot be run: {result.stderr.strip()[-300:] or program}",
             remedy="the world needs the program that `rebuild` names",
             kind=FailureKind.BUILD,
         )
-    if result.reason is Reason.OOM_KILLED:
-        await check_host(sandbox)
+    # A step may end well, or as if by itself, though the host ended a child of it for its memory.
+    await check_host(sandbox)
+    if result.ok:
+        return None
     if is_starved(result, waited_s):
         raise overload(task)
     words = (result.stdout_bytes + result.stderr_bytes)[-2000:].decode("utf-8", "replace").strip()

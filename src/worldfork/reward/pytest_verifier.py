@@ -32,7 +32,7 @@ from worldfork.reward.blame import overload
 from worldfork.reward.calibration import CALIBRATION_FORMAT, Calibration, CalibrationStore
 from worldfork.reward.preparing import BROKEN, BUILD_FAILED, judged_or_none
 from worldfork.reward.report import Report
-from worldfork.reward.scoring import check_teaches, score_tests
+from worldfork.reward.scoring import check_teaches, file_of, score_tests
 from worldfork.reward.trial import Trial, run_tests
 from worldfork.reward.verifier import FRESH, Case, Grade, Start
 from worldfork.sandbox.command import Reason
@@ -126,7 +126,8 @@ class PytestVerifier:
     async def calibrate(self, task: Task, start: Start) -> Calibration:
         """Return which tests the task's reference passes, and which pass without any change.
 
-        Found out in two fresh forks the first time, and kept.
+        Found out in fresh forks the first time, with the reference in two of them, and kept. A test that ends
+        otherwise the second time counts for nothing.
 
         Raises:
             VerifierError: the reference passes nothing or did not come to its end, the declared ids are not as
@@ -166,23 +167,43 @@ async def try_out(task: Task, start: Start, edits: Edits, *, index: int = 0) -> 
 async def _calibrate(task: Task, start: Start) -> Calibration:
     if not task.has_reference:
         raise _unfit(task, "has no reference, so nobody knows which tests to expect", "give it a solution")
-    with_reference, _ = await try_out(task, start, start.solution)
-    _check_reference(task, with_reference)
+    solved = await _with_reference(task, start)
     without, _ = await try_out(task, start, Edits())
-    expected = with_reference.report.passed
+    # Once more: what is kept decides about every rollout, and one run does not show what is left to chance.
+    again = await _with_reference(task, start)
+    expected = solved.report.passed & again.report.passed
+    flaky = solved.report.passed ^ again.report.passed
+    if not expected:
+        raise _unfit(task, "has a reference that passes no test twice", "its tests must have the same ids each time")
     untouched = expected & without.report.passed
     if without.is_starved(expected - untouched):
         raise overload(task)
-    _check_declared(task, expected, untouched)
+    odd = (expected & frozenset(task.pass_to_pass)) - untouched
+    if odd and without.end == Reason.EXITED.value:
+        once_more, _ = await try_out(task, start, Edits())
+        if once_more.is_starved(odd):
+            raise overload(task)
+        late = odd & once_more.report.passed
+        expected, flaky = expected - late, flaky | late
+    check_declared(task, expected, untouched)
+    loaded = {file_of(name) for name in without.report.tests}
     return Calibration(
         task_hash=task.task_hash,
         snapshot_id=start.snapshot_id,
         expected=tuple(sorted(expected)),
         untouched=tuple(sorted(untouched)),
-        reference_failed=tuple(sorted(with_reference.report.tests.keys() - expected)),
-        cpu_s=with_reference.cpu_s,
-        unmet=tuple(sorted(frozenset(task.pass_to_pass) - untouched)),
+        reference_failed=tuple(sorted(solved.report.tests.keys() - expected - flaky)),
+        cpu_s=solved.cpu_s,
+        unmet=tuple(sorted(frozenset(task.pass_to_pass) - expected - flaky)),
+        flaky=tuple(sorted(flaky)),
+        unloaded=tuple(sorted(name for name in expected - untouched if file_of(name) not in loaded)),
     )
+
+
+async def _with_reference(task: Task, start: Start) -> Trial:
+    trial, _ = await try_out(task, start, start.solution)
+    _check_reference(task, trial)
+    return trial
 
 
 def _check_reference(task: Task, trial: Trial) -> None:
@@ -213,7 +234,12 @@ def _check_reference(task: Task, trial: Trial) -> None:
         )
 
 
-def _check_declared(task: Task, expected: frozenset[str], untouched: frozenset[str]) -> None:
+def check_declared(task: Task, expected: frozenset[str], untouched: frozenset[str]) -> None:
+    """Go on only if the ids that a task declares are as it declares them.
+
+    Raises:
+        VerifierError: they are not.
+    """
     lost = sorted(frozenset(task.fail_to_pass) - expected)
     if lost:
         raise _unfit(

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from worldfork.core.errors import OutOfSpace, SandboxDied, VerifierError
+from worldfork.core.threads import in_thread
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.edits import Edits
 from worldfork.records.episode import FailureKind
@@ -61,6 +62,12 @@ class Trial:
     """Tests that their own wall limit struck while others had the CPU; the report alone proves it of none."""
     notes: tuple[str, ...] = ()
     """What of the edits was not laid down."""
+
+    @property
+    def flawless(self) -> bool:
+        """Whether all that ran has passed."""
+        outcomes = {test.outcome for test in self.report.tests.values()}
+        return self.end == Reason.EXITED.value and self.report.finished and outcomes == {"passed"}
 
     def late(self) -> dict[str, TestRecord]:
         """Return the tests that their own wall limit struck, if the report is to be believed."""
@@ -123,11 +130,13 @@ async def _in_prepared(
             trial = await _commanded(sandbox, task)
         else:
             trial = await _run(sandbox, task, [*fixed_args(task, configuration), *limits[0]], limits[1], looks)
-        if trial.end == Reason.OOM_KILLED.value:
+        if not trial.flawless:
+            # Of a child that the host ended for its memory nobody else tells.
             await check_host(sandbox)
         if trial.late():
             await settle_looks(sandbox, looks)
-            trial = replace(trial, starved=find_starved(trial, looks))
+            # In a thread: how many looks and threads there were is up to the code under test.
+            trial = replace(trial, starved=await in_thread(find_starved, trial, looks))
         return trial
     except (SandboxDied, OutOfSpace) as error:
         return await _ended(sandbox, error)
@@ -163,10 +172,10 @@ async def _run(sandbox: AsyncSandbox, task: Task, args: list[str], test_cpu_s: f
     test_wall_s = test_cpu_s * WALL_FACTOR if test_cpu_s else None
     arguments = [f"{test_cpu_s or 0:g}", *_where(task), *args]
     result, missed_s = await _python(sandbox, task, arguments, looks, test_wall_s)
-    report = read_report(result.stdout_bytes)
+    # In a thread: what code under test wrote may take seconds to read.
+    report = await in_thread(read_report, result.stdout_bytes)
     if result.reason is Reason.NOT_STARTED or not report.ready:
-        if result.reason is Reason.OOM_KILLED:
-            await check_host(sandbox)
+        await check_host(sandbox)
         if is_starved(result, missed_s):
             raise overload(task)
         raise VerifierError(

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import resource
 from typing import Any
 
 import pytest
 from tests.unit.reward.played import PlayedSandbox, PlayedStart, a_result, a_task
 
-from worldfork.core.errors import OutOfSpace, SandboxDied, VerifierError
-from worldfork.records.death import Death, DeathCause
+from worldfork.core.errors import OutOfSpace, PathError, SandboxDied, VerifierError
+from worldfork.records.death import Death, DeathCause, LimitHits
 from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.episode import FailureKind
+from worldfork.reward import left_file
 from worldfork.reward.command_verifier import CommandVerifier
 from worldfork.reward.judge_program import JudgeSpec
 from worldfork.reward.rewards_file import MAX_REWARD_BYTES
@@ -122,6 +124,48 @@ def test_what_ends_the_fork_is_the_codes_own_unless_it_was_the_machine() -> None
     with pytest.raises(VerifierError) as raised:
         grade(lost)
     assert raised.value.fields["kind"] is FailureKind.LOST
+
+
+@pytest.mark.parametrize(("said", "answer"), [(b"0.5", "stdout"), (b"no number", "stdout"), (b"", "exit")])
+def test_a_child_that_the_host_ended_for_its_memory_is_no_score(said: bytes, answer: str) -> None:
+    sandbox = says(said, exit_code=1)
+    sandbox.hits = LimitHits(host_memory=1)
+    with pytest.raises(VerifierError) as raised:
+        grade(sandbox, answer=answer)
+    assert raised.value.fields["kind"] is FailureKind.MEMORY
+    best = says(b"1.0")
+    best.hits = LimitHits(host_memory=1)
+    assert grade(best, answer="stdout").reward == 1.0
+
+
+class Slow(Leaves):
+    """What its program leaves cannot be read in time, or not at all."""
+
+    def __init__(self, number: int = 0) -> None:
+        super().__init__(b"0.25")
+        self.number = number
+
+    async def read_file(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
+        if path.endswith("reward.json"):
+            if self.number:
+                raise PathError("no", path=path, errno=self.number)
+            await asyncio.Event().wait()
+        return await super().read_file(path, max_bytes=max_bytes)
+
+
+def test_what_cannot_be_read_in_time_is_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(left_file, "_READ_S", 0.05)
+    # The machine was slow for a moment; it is slow whatever there is to read; it is slow with this policy's edits.
+    assert grade(Slow(), Leaves(b"1"), Leaves(b"0.25"), answer="file:reward.json").reward == 0.25
+    with pytest.raises(VerifierError):
+        grade(Slow(), Slow(), answer="file:reward.json")
+    assert grade(Slow(), Leaves(b"1"), Slow(), answer="file:reward.json").reward == 0.0
+
+
+def test_a_machine_that_cannot_read_gives_no_score() -> None:
+    with pytest.raises(PathError):
+        grade(Slow(errno.EIO), answer="file:reward.json")
+    assert grade(Slow(errno.EACCES), Leaves(b"1"), answer="file:reward.json").reward == 0.0
 
 
 def test_an_end_that_left_nothing_is_worth_0() -> None:

@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.reward.played import PlayedSandbox, PlayedStart, a_result, a_task
+from tests.unit.reward.played import PlayedSandbox, PlayedStart, a_result, a_task, report, row
 
 from worldfork.core.errors import LaunchFailed, OutOfSpace, PathError, SandboxDied, VerifierError
-from worldfork.records.death import Death, DeathCause
+from worldfork.records.death import Death, DeathCause, LimitHits
 from worldfork.records.edits import Edits
+from worldfork.records.episode import FailureKind
 from worldfork.records.task_limits import TaskLimits
-from worldfork.reward.calibration import CalibrationStore
+from worldfork.reward.calibration import Calibration, CalibrationStore
 from worldfork.reward.final_verifier import BROKEN, NOT_READY, FinalSpec, FinalVerifier
 from worldfork.reward.judge_program import JudgeSpec
+from worldfork.reward.trial import Trial
 from worldfork.reward.verifier import Case, Grade
+from worldfork.sandbox.command import Reason
 
 
 class Stuck(PlayedSandbox):
@@ -42,7 +45,10 @@ def right() -> PlayedSandbox:
     return PlayedSandbox(a_result(b""))
 
 
-@pytest.mark.parametrize("trouble", [LaunchFailed("no"), Stuck(PathError("no", path="x", errno=errno.EACCES))])
+REFUSED = LaunchFailed("no", step="the overlay", errno=errno.ENOTDIR)
+
+
+@pytest.mark.parametrize("trouble", [REFUSED, Stuck(PathError("no", path="x", errno=errno.EACCES))])
 def test_a_state_in_which_nothing_can_be_done_is_worth_0_and_a_fault_of_the_moment_is_not(
     tmp_path: Path, trouble: Any
 ) -> None:
@@ -52,6 +58,76 @@ def test_a_state_in_which_nothing_can_be_done_is_worth_0_and_a_fault_of_the_mome
     assert (found.reward, found.end) == (0.0, BROKEN)
     with pytest.raises(LaunchFailed):
         grade(tmp_path, trouble, LaunchFailed("none at all"))
+
+
+@pytest.mark.parametrize(
+    "ours",
+    [
+        LaunchFailed("it took more than 30 s to start"),
+        LaunchFailed("the host is at a limit", step="namespaces", errno=errno.EMFILE),
+        LaunchFailed("the sandbox did not start", step="a fork", errno=errno.EAGAIN),
+    ],
+)
+def test_a_start_that_is_late_or_meets_a_limit_of_the_host_is_never_the_states_doing(
+    tmp_path: Path, ours: LaunchFailed
+) -> None:
+    with pytest.raises(LaunchFailed):
+        grade(tmp_path, ours)
+
+
+def found(tmp_path: Path, solved: PlayedSandbox, untouched: PlayedSandbox, **changes: Any) -> Calibration:
+    start: Any = PlayedStart(solved, untouched, task=a_task(**changes))
+    store = CalibrationStore(tmp_path)
+    return asyncio.run(FinalVerifier(FinalSpec(), store)._calibrate(a_task(**changes), start))
+
+
+def ran(*passed: str, failed: tuple[str, ...] = (), **changes: Any) -> PlayedSandbox:
+    rows = [*map(row, passed), *(row(name, "failed", wall_s=33.0) for name in failed)]
+    return PlayedSandbox(a_result(report(*rows), **changes))
+
+
+def test_what_counts_is_what_the_reference_passes_and_as_declared(tmp_path: Path) -> None:
+    known = found(tmp_path / "a", ran("a", "b"), ran("a", failed=("b",)), pass_to_pass=("a", "c"))
+    assert (known.expected, known.untouched, known.unmet) == (("a", "b"), ("a",), ("c",))
+    with pytest.raises(VerifierError) as raised:
+        found(tmp_path / "b", ran("a", "b"), ran("a"), fail_to_pass=("c",))
+    assert raised.value.fields["kind"] is FailureKind.CALIBRATION
+
+
+@pytest.mark.parametrize("late", ["solved", "untouched"])
+def test_a_machine_that_is_full_teaches_nothing(tmp_path: Path, late: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trial, "is_starved", lambda trial, ids: bool(ids & trial.late().keys()))
+    quick, slow = ran("a", "b"), ran("a", failed=("b",), wall_s=40.0)
+    with pytest.raises(VerifierError) as raised:
+        found(tmp_path, *((slow, quick) if late == "solved" else (quick, slow)))
+    assert raised.value.fields["kind"] is FailureKind.OVERLOAD
+
+
+class Serves(PlayedSandbox):
+    """Its services are started by a shell that ends so."""
+
+    def __init__(self, *shells: Any, **options: Any) -> None:
+        super().__init__(*shells, a_result(b""), **options)
+
+
+def test_services_that_could_not_be_started_are_no_rollout_without_them(tmp_path: Path) -> None:
+    assert grade(tmp_path, Serves(a_result(b"")), services=(("serve",),)).reward == 1.0
+    gone = grade_left(tmp_path, Serves(a_result(b"", reason=Reason.NOT_STARTED, exit_code=127)))
+    assert (gone.reward, gone.end) == (0.0, NOT_READY)
+
+
+def test_a_service_that_the_host_ended_for_its_memory_is_no_score(tmp_path: Path) -> None:
+    lost = Serves(a_result(b"", reason=Reason.NOT_STARTED, exit_code=127))
+    lost.hits = LimitHits(host_memory=1)
+    with pytest.raises(VerifierError) as raised:
+        grade_left(tmp_path, lost)
+    assert raised.value.fields["kind"] is FailureKind.MEMORY
+
+
+def grade_left(directory: Path, fork: PlayedSandbox) -> Grade:
+    """Grade with a service; the program is not asked."""
+    fork.results = fork.results[:1]
+    return grade(directory, fork, services=(("serve",),))
 
 
 @pytest.mark.parametrize("error", [OutOfSpace("full", scope="sandbox"), SandboxDied("gone")])

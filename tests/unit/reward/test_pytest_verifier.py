@@ -278,7 +278,7 @@ def test_what_a_rebuild_step_left_so_that_it_cannot_be_started_is_the_policys(tm
         def fork(self, index: int = 0, **options: Any) -> Any:
             if options.get("snapshot_id") and len(self.asked) > 3 and (again or not self.refused):
                 self.refused += 1
-                raise LaunchFailed("no")
+                raise LaunchFailed("no", step="the overlay", errno=errno.ENOTDIR)
             return super().fork(index, **options)
 
     task = a_task(rebuild=("make",))

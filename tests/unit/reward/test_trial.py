@@ -202,6 +202,9 @@ def test_a_rebuild_step_that_sleeps_is_no_overload() -> None:
     [
         (a_result(b"", reason=Reason.NOT_STARTED, exit_code=127), FailureKind.BUILD),
         (a_result(b"", reason=Reason.OOM_KILLED, exit_code=-9), FailureKind.MEMORY),
+        # A compiler that the step started, or a helper of it that it does without.
+        (a_result(b"", exit_code=2), FailureKind.MEMORY),
+        (a_result(b""), FailureKind.MEMORY),
     ],
 )
 def test_a_rebuild_step_that_the_machine_failed_is_no_score(result: Any, kind: FailureKind) -> None:
@@ -294,6 +297,30 @@ def test_a_kill_for_memory_is_the_codes_own_unless_the_host_had_none() -> None:
     with pytest.raises(VerifierError) as raised:
         run(sandbox, a_task())
     assert raised.value.fields["kind"] is FailureKind.MEMORY
+
+
+@pytest.mark.parametrize(
+    ("said", "judged"),
+    [
+        (report(row("t::a", "failed")), False),
+        (report(row("t::a"), finished=False), False),
+        (report(), False),
+        (report(ready=False), False),
+        (PASSED, True),
+    ],
+)
+def test_a_child_that_the_host_ended_for_its_memory_fails_no_test(said: bytes, judged: bool) -> None:
+    sandbox = PlayedSandbox(a_result(said), files=START)
+    sandbox.hits = LimitHits(host_memory=1)
+    if judged:
+        assert run(sandbox, a_task()).report.passed == {"t::a"}
+        return
+    with pytest.raises(VerifierError) as raised:
+        run(sandbox, a_task())
+    assert raised.value.fields["kind"] is FailureKind.MEMORY
+    # One that met its own limit is the code's.
+    sandbox.results, sandbox.hits = [a_result(report(row("t::a", "failed")))], LimitHits(memory=1)
+    assert run(sandbox, a_task()).report.passed == set()
 
 
 def test_trouble_before_the_tests_is_ours() -> None:
