@@ -19,6 +19,7 @@ from worldfork.records.edits import Edits
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.changes import read_edits
+from worldfork.store.faultpoints import fault
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,13 @@ class Carried:
 
 
 async def carry_out(
-    sandbox: AsyncSandbox, task: Task, *, start_snapshot_id: str, level: str = "volatile", label: str | None = None
+    sandbox: AsyncSandbox,
+    task: Task,
+    *,
+    start_snapshot_id: str,
+    level: str = "volatile",
+    label: str | None = None,
+    holds: bool = False,
 ) -> Carried:
     """End a policy's sandbox and every process in it, then read what it made of the task's editable files.
 
@@ -50,6 +57,7 @@ async def carry_out(
         task: the problem.
         start_snapshot_id: the starting state that the sandbox was forked from.
         level, label: of the state at the end; one that is to be kept is `local`.
+        holds: whether the state at the end stays where it could not be read; the caller finds it by its label.
 
     Raises:
         SandboxDied: the sandbox did not live to be stopped. OutOfSpace: it was ended for its disk, or the host is full.
@@ -64,11 +72,22 @@ async def carry_out(
             remedy="run fewer rollouts at once, or raise the task's stop_wall_s",
             kind=FailureKind.LIMIT,
         ) from None
-    here = place()
     try:
-        edits = await here.work(partial(read_edits, here.store, start_snapshot_id, end.snapshot_id, task))
+        return await read_out(end.snapshot_id, task, start_snapshot_id=start_snapshot_id)
     except BaseException:
-        with contextlib.suppress(WorldforkError):
-            await asyncio.shield(Carried(Edits(), end.snapshot_id).drop())
+        if not holds:
+            with contextlib.suppress(WorldforkError):
+                await asyncio.shield(Carried(Edits(), end.snapshot_id).drop())
         raise
-    return Carried(edits, end.snapshot_id)
+
+
+async def read_out(end_snapshot_id: str, task: Task, *, start_snapshot_id: str) -> Carried:
+    """Read what a policy made of the task's editable files out of the state at its end.
+
+    Raises:
+        StoreError, OutOfSpace: it could not be read.
+    """
+    fault("carry:read")
+    here = place()
+    edits = await here.work(partial(read_edits, here.store, start_snapshot_id, end_snapshot_id, task))
+    return Carried(edits, end_snapshot_id)

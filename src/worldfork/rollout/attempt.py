@@ -35,6 +35,9 @@ from worldfork.store.faultpoints import fault
 READING = 10
 """How many times the budget of a stop reading may take, which is bounded by what may be carried: a backstop."""
 
+HOST_MEMORY = "host_memory"
+"""The code of a failure that no second look at the same turn mends."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -51,6 +54,8 @@ class Setting:
     """Whether the end of a scored rollout is kept as a snapshot; whoever asked settles or deletes it."""
     book: Path | None = None
     """What will name the states at the end, as of `leftovers.end_label`."""
+    holds_end: bool = False
+    """Whether one that could not be read stays: whoever asks next finds it by its book."""
     clearing: Clearing = field(default_factory=Clearing)
 
 
@@ -148,7 +153,14 @@ class Attempt:
     async def _carry_out(self, sandbox: AsyncSandbox) -> None:
         keeps, start_id = self.setting.keep_end, self.setting.start.snapshot_id
         level, label = "local" if keeps else "volatile", end_label(self.setting.book)
-        carried = await carry_out(sandbox, self.task, start_snapshot_id=start_id, level=level, label=label)
+        carried = await carry_out(
+            sandbox,
+            self.task,
+            start_snapshot_id=start_id,
+            level=level,
+            label=label,
+            holds=self.setting.holds_end,
+        )
         self._carried, self.edits, self.end_snapshot_id = carried, carried.edits, carried.end_snapshot_id
 
     async def drop(self) -> None:
@@ -305,6 +317,6 @@ class Attempt:
         if not (await sandbox.limit_hits()).host_memory:
             return False
         self.failure = Failure(
-            FailureKind.MEMORY, "host_memory", "the host ended a process for memory that was within its limit"
+            FailureKind.MEMORY, HOST_MEMORY, "the host ended a process for memory that was within its limit"
         )
         return True

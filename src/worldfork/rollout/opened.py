@@ -13,13 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 from worldfork.core.clock import SystemClock
-from worldfork.core.errors import ConfigError, ForkError, NotFound, SandboxDied, WorldforkError
+from worldfork.core.errors import ConfigError, ForkError, NotFound, SandboxDied, SandboxError, WorldforkError
 from worldfork.core.threads import in_thread
 from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.lineage.door import through
 from worldfork.lineage.place import place
 from worldfork.lineage.snapshots import SnapshotInfo
 from worldfork.records.edits import Edits
@@ -42,6 +46,7 @@ DEFAULT_TTL_S = 3600.0
 _GRADE_WAIT_S = 86_400.0
 """Each grading has its own limits; this only keeps a forgotten caller from waiting for ever."""
 
+_log = logging.getLogger("worldfork")
 _watching: set[asyncio.Task[None]] = set()
 
 
@@ -104,6 +109,7 @@ async def open_rollout(
         opened_s=now_s,
         ends_s=now_s + ttl_s,
         world=states.world_id,
+        start_snapshot_id=start.snapshot_id,
         run=None if directory is None else str(directory.path.absolute()),
     )
     here = place()
@@ -116,13 +122,16 @@ async def open_rollout(
     except BaseException:
         await to_its_end(sandbox.terminate())
         raise
-    rollout = AsyncRollout(ledger, facts, task, sandbox, start, judge)
+    rollout = AsyncRollout(ledger, facts, task, sandbox, judge, start=start)
     rollout.watch()
     return rollout
 
 
 class AsyncRollout:
-    """An open rollout. Made by `open_rollout` or `attach`; every call may be made again, and from any process."""
+    """An open rollout. Made by `open_rollout` or `attach`; every call may be made again, and from any process.
+
+    It pickles as its id and attaches where it is unpickled, to grade by the verifier that it was opened with.
+    """
 
     def __init__(
         self,
@@ -130,14 +139,18 @@ class AsyncRollout:
         facts: Facts,
         task: Task,
         sandbox: AsyncSandbox | None,
-        start: StartingState | None,
         verifier: Verifier | None,
+        *,
+        start: StartingState | None = None,
+        other_verifier: bool = False,
     ) -> None:
+        self._pid = os.getpid()
         self._ledger = ledger
         self._facts = facts
         self._task = task
         self._inner = sandbox
         self._verifier = verifier
+        self._other_verifier = other_verifier
         self._ending = Ending(ledger, facts, task, sandbox, start)
         self._recorder = Recorder(ago_s=max(0.0, SystemClock().now_s() - facts.opened_s), log=ledger.add_step)
         self._recorded = None if sandbox is None else RecordedSandbox(sandbox, self._recorder)
@@ -149,7 +162,7 @@ class AsyncRollout:
         Args:
             rollout_id: its id.
             verifier: what grades it if this handle is asked to, where it was opened with one of its own.
-            other_verifier: whether that may be another one than it was opened with.
+            other_verifier: whether that may be another one than it was opened with; without one, the task's own.
 
         Raises:
             NotFound: no rollout of this home is called so, or its lease was over long ago.
@@ -165,7 +178,7 @@ class AsyncRollout:
             sandbox = await AsyncSandbox.connect(rollout_id)
         except NotFound:
             sandbox = None
-        return cls(ledger, facts, task, sandbox, None, verifier)
+        return cls(ledger, facts, task, sandbox, verifier, other_verifier=other_verifier)
 
     def watch(self) -> None:
         """Write down how the sandbox ends, as long as this event loop runs: other processes cannot see that."""
@@ -233,33 +246,65 @@ class AsyncRollout:
             keep: whether the state at the end stays, as the episode's `final_snapshot_id`; the caller deletes it.
 
         Returns:
-            The episode: scored, or with a failure where that is a fault of ours. What could be graded yet, on a machine
-            that is less busy, may be asked for again.
+            The episode: scored, or with a failure where that is a fault of ours. What could be read or graded yet, on a
+            machine that is less busy, may be asked for again. One that cannot be added to its run now is so when it is
+            next asked for, or closed; the log tells.
 
         Raises:
             ConfigError: it was opened with a verifier that this handle was not given; the turn goes on.
-            NotFound: its lease was over long ago, and the episode is forgotten. Locked, OSError: it could not be added
-            to its run; ask again.
+            NotFound: its lease was over long ago, and the episode is forgotten.
+            SandboxError: this handle belongs to the process that this one was forked from; the turn goes on.
+            OSError: nothing can be written down; ask again.
         """
-        here = place()
+        self._check_process()
+        here, asked_s = place(), SystemClock().now_s()
         known = await here.work(self._ledger.episode)
-        if known is not None:
-            return known
-        async with self._ledger.turn(_GRADE_WAIT_S):
-            known = await here.work(self._ledger.episode)
-            if known is not None:
-                return known
+        if known is None:
+            async with self._ledger.turn(_GRADE_WAIT_S):
+                known = await here.work(lambda: self._ledger.episode() or self._ledger.failed(asked_s))
+                if known is None:
+                    return await self._grade(policy_end, keep=keep)
+        await to_its_end(self._ending.add_to_run())
+        return known
+
+    async def _grade(self, policy_end: str, *, keep: bool) -> Episode:
+        try:
             episode = await self._ending.grade(self._judge(), self._recorder, policy_end, keep=keep)
-            if self._ledger.closed:
-                await to_its_end(self._ending.clear())
+            if episode.failure is not None:
+                # Not for ever: but who waited for this grading would only see the same moment again.
+                now_s = SystemClock().now_s()
+                await place().work(lambda: self._ledger.set_failed(episode, now_s))
             return episode
+        finally:
+            if self._ledger.closed:
+                with self._told("closing"):
+                    await to_its_end(self._ending.clear())
 
     def _judge(self) -> Verifier:
         if self._verifier is None:
             judge = judges()(self._task)
-            self._facts.expect(judge.verifier_id)
+            if not self._other_verifier:
+                self._facts.expect(judge.verifier_id)
             self._verifier = judge
         return self._verifier
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise SandboxError(
+                f"this handle on {self.rollout_id} belongs to the process that this one was forked from",
+                remedy=f"attach again: Rollout.attach({self.rollout_id!r})",
+                sandbox_id=self.rollout_id,
+            )
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Let no error of ours pass, but tell of it."""
+        try:
+            yield
+        except NotFound:
+            pass  # it was over long ago
+        except (WorldforkError, OSError) as error:
+            _log.warning("%s %s did not come to its end: %s", what, self.rollout_id, error)
 
     async def edits(self) -> Edits | None:
         """Return what the policy left, from its grading until it is closed; None where nothing could be read."""
@@ -276,11 +321,18 @@ class AsyncRollout:
         return (await self.sandbox.checkpoint(label=label)).snapshot_id
 
     async def close(self) -> None:
-        """End it and clear it away. Never raises for what is gone already; while it is graded, that goes to its end."""
-        self._ledger.set_closed()
-        with contextlib.suppress(WorldforkError, OSError):
+        """End it and clear it away; while it is graded, that goes to its end first. Never raises: the log tells.
+
+        In a child that inherited this handle by a fork, nothing: it is the parent's.
+        """
+        if self._pid != os.getpid():
+            return
+        with self._told("closing"):
+            self._ledger.set_closed()
+        with self._told("closing"):
             async with self._ledger.turn(0.0 if self._is_dead() else self._task.limits.stop_wall_s):
                 await to_its_end(self._ending.clear())
+                await to_its_end(self._ending.add_to_run())
 
     def _is_dead(self) -> bool:
         return not self._ledger.path.exists()
@@ -291,8 +343,16 @@ class AsyncRollout:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attached, (self.rollout_id,)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.rollout_id!r})"
+
+
+def _attached(rollout_id: str) -> AsyncRollout:
+    """Attach where nothing can be awaited."""
+    return through(AsyncRollout.attach, rollout_id)
 
 
 async def _fork(start: StartingState, limit_s: float, index: int, **options: Any) -> AsyncSandbox:
