@@ -27,9 +27,9 @@ TASK_FORMAT = 2
 
 MAX_TASK_ID_CHARACTERS = 200
 
-SCORES = ("fraction", "fail_to_pass")
+SCORES = ("fraction", "fail_to_pass", "resolved")
 """What the reward of tests is: passed of expected; or the fraction of those that the starting state fails, and 0 as
-soon as one that it passes is lost."""
+soon as one that it passes is lost; or whether that fraction is whole."""
 
 _FIRST_FORMAT = ("task_id", "prompt", "files", "editable", "hidden_tests", "test_args", "solution", "limits")
 """The fields of format 1. A task that uses no others is written as format 1, and its hash stays what it was."""

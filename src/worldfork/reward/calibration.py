@@ -9,7 +9,7 @@ from typing import Any
 
 from worldfork.reward.findings import KEPT_BYTES, Findings, tuples
 
-CALIBRATION_FORMAT = 2
+CALIBRATION_FORMAT = 3
 """Raised whenever the same tests might be judged differently; older results are then found out again."""
 
 
@@ -29,9 +29,11 @@ class Calibration:
     cpu_s: float
     """CPU seconds of the reference's tests."""
     unmet: tuple[str, ...] = ()
-    """Ids that the task declares as `pass_to_pass` and that do not pass both without and with the reference."""
+    """Ids that the task declares as `pass_to_pass` and that do not pass with the reference."""
     flaky: tuple[str, ...] = ()
     """Ids that were left out because they did not end the same way each time; they count for nothing."""
+    unloaded: tuple[str, ...] = ()
+    """Expected ids of files of which no test ran without a change, since they could not be loaded."""
 
     def without(self, ids: Iterable[str]) -> Calibration:
         """Return it with some ids left out as flaky, and unchanged where none would be left that count."""
@@ -57,5 +59,5 @@ class CalibrationStore(Findings[Calibration]):
 
 
 def _parsed(data: dict[str, Any]) -> Calibration:
-    names = ("expected", "untouched", "reference_failed", "unmet", "flaky")
-    return Calibration(**tuples({"flaky": (), **data}, *names))
+    names = ("expected", "untouched", "reference_failed", "unmet", "flaky", "unloaded")
+    return Calibration(**tuples({"flaky": (), "unloaded": (), **data}, *names))

@@ -9,11 +9,15 @@ from worldfork.reward.calibration import Calibration
 
 
 def score_tests(task: Task, calibration: Calibration, passed: frozenset[str]) -> tuple[float, dict[str, float]]:
-    """Return the reward of `task.score`, and both scores as parts.
+    """Return the reward of `task.score`, and the scores of all kinds as parts.
 
     `fraction` is passed of expected. `fail_to_pass` is the fraction of the tests that the starting state fails, and 0
-    as soon as one is lost that it passes; there is none where it fails no test. Where the task declares which tests
-    must not be lost, only these are asked for: others may have been left out for being flaky.
+    as soon as one is lost that it passes; there is none where it fails no test. Tests of a file that could not even be
+    loaded count once all of them pass: most of such a file may be about what worked before, so that whoever only made
+    it load would have nearly all. `resolved` is 1 where `fail_to_pass` is, else 0; a part only where it is asked for.
+
+    Which tests must not be lost is what the task declares and the reference passes, whatever the starting state did in
+    this world; where it declares none, all that the starting state passes.
 
     Args:
         task: whose tests.
@@ -26,9 +30,23 @@ def score_tests(task: Task, calibration: Calibration, passed: frozenset[str]) ->
     untouched = frozenset(calibration.untouched)
     broken = frozenset(task.fail_to_pass) & expected or expected - untouched
     if broken:
-        kept = untouched & frozenset(task.pass_to_pass) if task.pass_to_pass else untouched
-        parts["fail_to_pass"] = len(passed & broken) / len(broken) if kept <= passed else 0.0
+        kept = expected & frozenset(task.pass_to_pass) if task.pass_to_pass else untouched
+        repaired = _repaired(passed & broken, broken & frozenset(calibration.unloaded)) if kept <= passed else 0
+        parts["fail_to_pass"] = repaired / len(broken)
+        if task.score == "resolved":
+            parts["resolved"] = float(repaired == len(broken))
     return parts.get(task.score, parts["fraction"]), parts
+
+
+def _repaired(passed: frozenset[str], unloaded: frozenset[str]) -> int:
+    """Count what passes, of tests that could not be loaded those whose whole file does."""
+    lost = {file_of(name) for name in unloaded - passed}
+    return sum(name not in unloaded or file_of(name) not in lost for name in passed)
+
+
+def file_of(name: str) -> str:
+    """Return what of an id tells where a test lies."""
+    return name.partition("::")[0]
 
 
 def check_teaches(task: Task, calibration: Calibration) -> Calibration:

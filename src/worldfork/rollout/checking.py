@@ -55,7 +55,7 @@ class TaskCheck:
     flaky: tuple[str, ...] = ()
     """Expected ids that did not end the same way each time; those of the reference no longer count."""
     unmet: tuple[str, ...] = ()
-    """Declared `pass_to_pass` ids that do not pass in this world."""
+    """Declared `pass_to_pass` ids that the reference does not pass in this world."""
     cpu_s: float | None = None
     """CPU seconds of grading the reference, the median."""
     grade_s: float | None = None
@@ -124,7 +124,8 @@ class Checker:
     async def _with_split(self, found: TaskCheck, task: Task, start: Start, verifier: Verifier) -> TaskCheck:
         if isinstance(verifier, AutomaticVerifier | PytestVerifier):
             by_tests = PytestVerifier(self._calibrations)
-            found = replace(found, unmet=(await by_tests.calibrate(task, start)).unmet)
+            known = await by_tests.calibrate(task, start)
+            found = replace(found, unmet=known.unmet, flaky=known.flaky)
         if not isinstance(verifier, AutomaticVerifier | SplitVerifier):
             return found
         split = verifier_for({"kind": "split"}, self._calibrations)
@@ -179,7 +180,7 @@ def _judged(found: TaskCheck, solved: Sequence[Grade], untouched: Sequence[Grade
         expected=expected,
         nop_passes=untouched[0].passed,
         judged_by=solved[0].judged_by,
-        flaky=tuple(sorted(_unsteady(solved) | _unsteady(untouched))),
+        flaky=tuple(sorted(_unsteady(solved) | _unsteady(untouched) | {*found.flaky})),
         cpu_s=statistics.median(seconds) if seconds else None,
         grade_s=statistics.median(grade.grade_s for grade in solved),
     )

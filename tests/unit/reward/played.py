@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -127,13 +128,19 @@ class PlayedSandbox:
 
 
 class PlayedStart:
-    """A starting state whose forks are the sandboxes that it was given, in turn."""
+    """A starting state whose forks are the sandboxes that it was given, in turn.
+
+    Args:
+        forks: the first two are those of a calibration, where there are two.
+        task: whose.
+        twice: whether the first comes again as the third, since a calibration tries the reference twice.
+    """
 
     snapshot_id = "sn-played"
 
-    def __init__(self, *forks: PlayedSandbox | Exception, task: Task | None = None) -> None:
+    def __init__(self, *forks: PlayedSandbox | Exception, task: Task | None = None, twice: bool = False) -> None:
         task = task or a_task()
-        self.forks = list(forks)
+        self.forks = [*forks[:2], *([copy.deepcopy(forks[0])] if twice and len(forks) > 1 else []), *forks[2:]]
         self.ended = 0
         self.asked: list[dict[str, Any]] = []
         self.stilled_ones: list[Any] = []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import errno
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,9 @@ def reference(*names: str) -> PlayedSandbox:
 MINE = Edits({"a.py": EditedFile(b"mine")})
 
 
-def a_case(*forks: PlayedSandbox | Exception, **changes: Any) -> Case:
+def a_case(*forks: PlayedSandbox | Exception, twice: bool = True, **changes: Any) -> Case:
     task = a_task(**changes)
-    start: Any = PlayedStart(*forks, task=task)
+    start: Any = PlayedStart(*forks, task=task, twice=twice)
     return Case(task, start, MINE)
 
 
@@ -91,7 +92,7 @@ def test_tests_that_the_reference_fails_are_not_expected(tmp_path: Path) -> None
 
 
 def test_what_is_expected_is_found_out_once_and_kept(tmp_path: Path) -> None:
-    start: Any = PlayedStart(reference("a"), fork(report()), *(reference("a") for _ in range(3)))
+    start: Any = PlayedStart(reference("a"), fork(report()), *(reference("a") for _ in range(4)))
 
     async def both() -> None:
         verifier = PytestVerifier(CalibrationStore(tmp_path))
@@ -99,7 +100,7 @@ def test_what_is_expected_is_found_out_once_and_kept(tmp_path: Path) -> None:
 
     asyncio.run(both())
     assert grade(tmp_path, reference("a")).reward == 1.0
-    assert (len(start.forks), start.ended) == (1, 4)
+    assert (len(start.forks), start.ended) == (1, 5)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +171,51 @@ def test_only_what_is_declared_must_not_be_lost(tmp_path: Path) -> None:
         assert grade(tmp_path / f"{len(kept)}", solved, untouched, mine, **declared).reward == reward
 
 
+def test_what_is_declared_must_not_be_lost_though_the_start_could_not_load_it(tmp_path: Path) -> None:
+    declared: dict[str, Any] = {"score": "fail_to_pass", "fail_to_pass": ("t::new",), "pass_to_pass": ("t::old",)}
+    for kept, reward in (("failed", 0.0), ("passed", 1.0)):
+        solved, mine = reference("t::new", "t::old"), fork(report(row("t::new"), row("t::old", kept)))
+        forks = solved, fork(report()), copy.deepcopy(solved), fork(report()), mine
+        assert grade(tmp_path / kept, *forks, twice=False, **declared).reward == reward
+
+
+def test_what_is_declared_and_passed_by_chance_does_not_count(tmp_path: Path) -> None:
+    solved, first, second = reference("a", "b", "c"), fork(report(row("c", "failed"))), fork(report(row("a")))
+    declared: dict[str, Any] = {"fail_to_pass": ("c",), "pass_to_pass": ("a", "b"), "twice": False}
+    case = a_case(solved, first, copy.deepcopy(solved), second, **declared)
+    found = asyncio.run(PytestVerifier(CalibrationStore(tmp_path)).calibrate(case.task, case.start))
+    assert (found.expected, found.untouched, found.flaky, found.unmet) == (("b", "c"), (), ("a",), ())
+
+
+def test_what_the_reference_passes_once_does_not_count(tmp_path: Path) -> None:
+    forks = reference("a", "b", "at 0x1"), fork(report(row("a", "failed"))), reference("a", "at 0x2")
+    case = a_case(*forks, twice=False)
+    found = asyncio.run(PytestVerifier(CalibrationStore(tmp_path)).calibrate(case.task, case.start))
+    assert (found.expected, found.flaky) == (("a",), ("at 0x1", "at 0x2", "b"))
+    forks = reference("1"), fork(report(row("a", "failed"))), reference("2")
+    with pytest.raises(VerifierError, match="no test twice"):
+        grade(tmp_path / "other", *forks, twice=False)
+
+
+@pytest.mark.parametrize("declared", [(), ("t::new", "t::old1", "t::old2")])
+def test_whoever_makes_a_file_of_tests_load_has_repaired_nothing(tmp_path: Path, declared: tuple[str, ...]) -> None:
+    solved = reference("t::new", "t::old1", "t::old2", "u::new", "u::old")
+    untouched = fork(report(row("u::old"), row("u::new", "failed")))
+    for names, reward in (("", 0.0), ("u::new", 0.25), ("t::new", 0.75), ("t::new u::new", 1.0)):
+        mine = fork(report(*map(row, ["t::old1", "t::old2", "u::old", *names.split()])))
+        forks = [copy.deepcopy(each) for each in (solved, untouched)]
+        changes: dict[str, Any] = {"fail_to_pass": (*declared, "u::new")} if declared else {}
+        result = grade(tmp_path / (names or "none"), *forks, mine, score="fail_to_pass", **changes)
+        assert result.reward == reward
+
+
+def test_resolved_is_all_or_nothing(tmp_path: Path) -> None:
+    for number, reward in ((2, 0.0), (3, 1.0)):
+        mine = fork(report(*map(row, "abc"[:number])))
+        result = grade(tmp_path / f"{number}", *both(), mine, score="resolved")
+        assert (result.reward, result.parts["resolved"]) == (reward, reward)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -212,7 +258,7 @@ def test_graded_forks_are_those_of_verifiers(tmp_path: Path) -> None:
     asyncio.run(PytestVerifier(CalibrationStore(tmp_path)).grade(case))
     start: Any = case.start
     assert all(asked["grading"] is True for asked in start.asked)
-    assert len(start.asked) == 3
+    assert len(start.asked) == 4
 
 
 def built(*results: Any) -> PlayedSandbox:
@@ -276,14 +322,14 @@ def test_what_a_rebuild_step_left_so_that_it_cannot_be_started_is_the_policys(tm
         refused = 0
 
         def fork(self, index: int = 0, **options: Any) -> Any:
-            if options.get("snapshot_id") and len(self.asked) > 3 and (again or not self.refused):
+            if options.get("snapshot_id") and len(self.asked) > 5 and (again or not self.refused):
                 self.refused += 1
                 raise LaunchFailed("no", step="the overlay", errno=errno.ENOTDIR)
             return super().fork(index, **options)
 
     task = a_task(rebuild=("make",))
     passes = [built(a_result(report(row("a")))) for _ in range(3)]
-    start: Any = Start(passes[0], fork(report()), passes[1], fork(report()), passes[2], task=task)
+    start: Any = Start(passes[0], fork(report()), passes[1], fork(report()), passes[2], task=task, twice=True)
     found = asyncio.run(PytestVerifier(CalibrationStore(tmp_path)).grade(Case(task, start, MINE)))
     assert found.reward == (0.0 if again else 1.0)
     assert start.refused == (2 if again else 1)

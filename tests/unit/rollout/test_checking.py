@@ -41,7 +41,7 @@ def check(tmp_path: Path, *forks: PlayedSandbox | Exception, times: int = 2, **c
     return found
 
 
-CALIBRATION = (("a", "b", "c"), ("a",))
+CALIBRATION = (("a", "b", "c"), ("a",), ("a", "b", "c"))
 
 
 def calibrated() -> list[PlayedSandbox]:
@@ -96,6 +96,12 @@ def test_a_task_without_a_reference_is_refused(tmp_path: Path) -> None:
 def test_what_the_world_does_not_pass_is_told(tmp_path: Path) -> None:
     found = check(tmp_path, *calibrated(), fork("a", "b", "c"), fork("a"), times=1, pass_to_pass=("a", "z"))
     assert (found.fit, found.unmet) == (True, ("z",))
+
+
+def test_what_calibration_found_to_be_flaky_is_told(tmp_path: Path) -> None:
+    forks = [fork("a", "b", "at 1"), fork("a"), fork("a", "b", "at 2")]
+    found = check(tmp_path, *forks, fork("a", "b"), fork("a"), times=1)
+    assert (found.fit, found.expected, found.flaky) == (True, ("a", "b"), ("at 1", "at 2"))
 
 
 @pytest.mark.parametrize(
