@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from worldfork.cli.printing import note
 from worldfork.core.errors import ConfigError
 from worldfork.records.checked import checked_strings, checked_text
 from worldfork.records.task import Task
@@ -26,6 +27,8 @@ Repository = Annotated[
 ]
 
 _QUOTES = 'write "owner/name" = "PATH" in TOML, with the quotes, and {"owner/name": "PATH"} in JSON'
+_SHOWN = 5
+"""Of rows that are left out, so many are told of one by one."""
 _FIELDS = {"path", "dependencies", "commands"}
 
 
@@ -42,11 +45,27 @@ def read_tasks(
     Raises:
         ConfigError: one of these cannot be read, or there is no task of an id.
     """
-    tasks = load_tasks(path, repositories=read_repositories(repositories, repository))
+    unusable: dict[object, ConfigError] = {}
+
+    def leave_out(error: ConfigError) -> None:
+        unusable[error.fields["task_id"]] = error
+
+    tasks = load_tasks(path, repositories=read_repositories(repositories, repository), on_unusable=leave_out)
     missing = sorted(set(wanted or ()) - {task.task_id for task in tasks})
+    if missing and missing[0] in unusable:
+        raise unusable[missing[0]]
+    if unusable and not wanted:
+        _tell(list(unusable.values()), len(tasks))
     if missing:
         raise ConfigError(f"there is no task {missing[0]!r} in the file", task_id=missing[0])
     return [task for task in tasks if not wanted or task.task_id in wanted]
+
+
+def _tell(unusable: Sequence[ConfigError], tasks: int) -> None:
+    for error in unusable[:_SHOWN]:
+        note(f"left out: {error}")
+    if len(unusable) > _SHOWN:
+        note(f"left out: {len(unusable) - _SHOWN} more, of {len(unusable) + tasks} rows")
 
 
 def read_repositories(file: Path | None, pairs: Sequence[str] | None) -> dict[str, LocalRepository]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from worldfork.core.errors import ConfigError
@@ -16,7 +16,12 @@ MAX_LINE_BYTES = 64 << 20
 """A longer line is no task."""
 
 
-def load_tasks(path: str | Path, *, repositories: Repositories | None = None) -> list[Task]:
+def load_tasks(
+    path: str | Path,
+    *,
+    repositories: Repositories | None = None,
+    on_unusable: Callable[[ConfigError], None] | None = None,
+) -> list[Task]:
     """Read every task of a JSONL file, of a directory of tasks, or of a directory that is one.
 
     A line is a task with the fields of `Task`, most of which may be absent; or a row of two versions of a package (see
@@ -26,25 +31,45 @@ def load_tasks(path: str | Path, *, repositories: Repositories | None = None) ->
     Args:
         path: the file or directory.
         repositories: for rows as of SWE-bench: `owner/name` -> a repository on this machine.
+        on_unusable: called with the error of each row as of SWE-bench that can be no task here, which is then left out:
+            their sets hold rows whose tests are not pytest's. Without it, or with no task left, the first is raised.
 
     Raises:
         ConfigError: it cannot be read, something is no task or a `task_id` comes twice. `path`, `line` (from 1, of a
-            file) and `field` say where.
+            file), `field` and, of such a row, `task_id` say where.
     """
     path = Path(path)
     if path.is_dir():
         return _load_directory(path)
     tasks: list[Task] = []
     lines_by_id: dict[str, int] = {}
+    unusable: list[ConfigError] = []
     for number, line in _lines(path):
-        task = read_task(path, number, line, repositories or {})
+        try:
+            task = read_task(path, number, line, repositories or {})
+        except ConfigError as error:
+            if "task_id" not in error.fields:
+                raise
+            unusable.append(error)
+            continue
         first = lines_by_id.setdefault(task.task_id, number)
         if first != number:
             raise _at(path, number, "task_id", f"{task.task_id!r} is already in line {first}")
         tasks.append(task)
+    _pass_on(unusable, len(tasks), on_unusable)
     if not tasks:
         raise ConfigError(f"{path}: no task in it", path=str(path))
     return tasks
+
+
+def _pass_on(unusable: Sequence[ConfigError], tasks: int, on_unusable: Callable[[ConfigError], None] | None) -> None:
+    if unusable and (on_unusable is None or not tasks):
+        first, many = unusable[0], len(unusable)
+        count = f" ({many} of {many + tasks} rows cannot be used)" if many + tasks > 1 else ""
+        raise ConfigError(f"{first.message}{count}", remedy=first.remedy, **first.fields) from first
+    for error in unusable:
+        assert on_unusable is not None  # else it has been raised
+        on_unusable(error)
 
 
 def _load_directory(path: Path) -> list[Task]:
@@ -99,8 +124,10 @@ def read_task(path: Path, number: int, line: bytes, repositories: Repositories |
         return Task.from_json(data)
     except ConfigError as error:
         field = error.fields.get("field") or ""
-        raise _at(path, number, str(field), error.message, error.remedy) from error
+        of_row = isinstance(data, dict) and is_swebench_row(data)
+        named = {"task_id": str(data["instance_id"])} if of_row else {}
+        raise _at(path, number, str(field), error.message, error.remedy, **named) from error
 
 
-def _at(path: Path, number: int, field: str, message: str, remedy: str = "") -> ConfigError:
-    return ConfigError(f"{path}:{number}: {message}", remedy=remedy, path=str(path), line=number, field=field)
+def _at(path: Path, number: int, field: str, message: str, remedy: str = "", **named: str) -> ConfigError:
+    return ConfigError(f"{path}:{number}: {message}", remedy=remedy, path=str(path), line=number, field=field, **named)

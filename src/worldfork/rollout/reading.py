@@ -9,13 +9,16 @@ from worldfork.core.errors import ConfigError, PathError
 from worldfork.keeping.browse import Browsed, browsing
 from worldfork.keeping.with_ids import with_ids
 from worldfork.records.edits import EditedFile
-from worldfork.records.globs import is_editable, is_literal, taking_in
+from worldfork.records.globs import Reach, is_editable, is_literal, taking_in
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.store.store import Store
 
 MAX_FILES = 20_000
 MAX_BYTES = 256 << 20
 """What may be read at once; the tests of the largest repositories have a tenth of it."""
+
+MAX_LOOKED = 1_000_000
+"""Entries that are looked at for patterns, which mean few of them."""
 
 _AT_ONCE = 64
 """Files of one reading, where all are asked for."""
@@ -38,7 +41,7 @@ def find_editable(store: Store, snapshot_id: str, patterns: Sequence[str]) -> tu
     """Return the paths of the regular files that the patterns mean, sorted. Blocking.
 
     Raises:
-        ConfigError: more than `MAX_FILES` entries would have to be looked at for a pattern.
+        ConfigError: they are more than `MAX_FILES`, or `MAX_LOOKED` entries would have to be looked at.
         NotFound, StoreError: the snapshot cannot be read.
     """
     return with_ids(store, [snapshot_id], _find_editable, snapshot_id, tuple(patterns))
@@ -140,6 +143,30 @@ def _below(snapshot: Browsed, top: Node, path: str) -> Iterator[Node]:
                 yield node
 
 
+def _meant_below(snapshot: Browsed, top: Node, patterns: Sequence[str]) -> Iterator[str]:
+    """Yield the paths of files below a directory that patterns mean. What none can mean is not looked into."""
+    above = TASK_DIRECTORY.strip("/")
+    reach = Reach.of(patterns)
+    for name in top.path[len(above) + 1 :].split("/"):
+        reach = reach.below(name) if name else reach
+    waiting, looked, found = [(top, reach)], 0, 0
+    while waiting:
+        directory, reach = waiting.pop()
+        for node in snapshot.view.children(directory):
+            looked += 1
+            inside = node.path[len(above) + 1 :]
+            name = inside.rpartition("/")[2]
+            if node.seen.kind == "d":
+                beyond = reach.below(name)
+                if beyond.leads_on(inside):
+                    waiting.append((node, beyond))
+            elif node.seen.kind == "f" and reach.means(name, inside):
+                found += 1
+                yield inside
+            if looked > MAX_LOOKED or found > MAX_FILES:
+                raise _too_much(directory.path[len(above) + 1 :] or ".")
+
+
 def _led_to(snapshot: Browsed, path: str) -> Node | None:
     try:
         return snapshot.node(f"{TASK_DIRECTORY}/{path}".rstrip("/"))
@@ -150,18 +177,13 @@ def _led_to(snapshot: Browsed, path: str) -> Node | None:
 def _find_editable(store: Store, snapshot_id: str, patterns: Sequence[str]) -> tuple[str, ...]:
     found: set[str] = set()
     with browsing(store, snapshot_id) as snapshot:
-        above = TASK_DIRECTORY.strip("/")
-        for pattern in taking_in(patterns):
-            node = snapshot.view.node(f"{above}/{_fixed(pattern)}".rstrip("/"))
-            if node is None:
-                continue
-            if node.seen.kind == "f" and is_literal(pattern):
-                found.add(pattern)
-            elif node.seen.kind == "d":
-                files = (each for each in _below(snapshot, node, pattern) if each.seen.kind == "f")
-                inside = (each.path[len(above) + 1 :] for each in files)
-                found.update(each for each in inside if is_editable(each, [pattern]))
-    return tuple(sorted(path for path in found if is_editable(path, patterns)))
+        for fixed in {_fixed(pattern): None for pattern in taking_in(patterns)}:
+            node = snapshot.view.node(f"{TASK_DIRECTORY.strip('/')}/{fixed}".rstrip("/"))
+            if node is not None and node.seen.kind == "f" and is_editable(fixed, patterns):
+                found.add(fixed)
+            elif node is not None and node.seen.kind == "d":
+                found.update(_meant_below(snapshot, node, patterns))
+    return tuple(sorted(found))
 
 
 def _fixed(pattern: str) -> str:

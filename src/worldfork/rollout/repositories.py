@@ -91,7 +91,7 @@ def _strings(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
 def _crossing(pattern: str) -> str:
     """Return a pattern whose last `*` may stand for directories too, as one where only `**` does."""
     above, _, name = pattern.rpartition("/")
-    return f"{above}/**/{name}" if above and "*" in name and not above.endswith("**") else pattern
+    return f"{above}/**/{name}".lstrip("/") if "*" in name and not above.endswith("**") else pattern
 
 
 _PROGRAMS = """\

@@ -14,16 +14,21 @@ from typing import Any
 
 from worldfork.core.errors import ConfigError
 from worldfork.records.checked import checked_strings, checked_text
-from worldfork.records.globs import is_editable
+from worldfork.records.globs import NO_CLUTTER, is_editable
 from worldfork.records.origin import Origin, WorldSource
 from worldfork.records.task import Task
 from worldfork.records.task_limits import TaskLimits
+from worldfork.reward.arguments import CONFIGURATIONS
 
-LIMITS = TaskLimits(grade_cpu_s=1800, grade_wall_s=3600, memory_mb=4096, disk_mb=4096)
+LIMITS = TaskLimits(
+    grade_cpu_s=1800, grade_wall_s=3600, memory_mb=4096, disk_mb=4096, carry_files=1024, carry_bytes=64 << 20
+)
 """What a task of these may use where the caller says nothing."""
 
 EDITABLE = (
-    "**/*.py",
+    "**",
+    *NO_CLUTTER,
+    *(f"!{name}" for name in CONFIGURATIONS),
     "!**/test/**",
     "!**/tests/**",
     "!**/testing/**",
@@ -32,8 +37,9 @@ EDITABLE = (
     "!**/tests.py",
     "!**/conftest.py",
 )
-"""What a policy may change, and every other file that the fix touches. Tests, and what lies beside them for their use,
-are graded as the commit has them: whoever could edit a test that is to stay passed would need no solution."""
+"""What a policy may change, and every other file that the fix touches: all of the repository but its tests, what lies
+beside them for their use, and what configures pytest. Those are graded as the commit has them: whoever could edit a
+test that is to stay passed would need no solution."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,21 @@ def rows(tmp_path: Path) -> Path:
     return path
 
 
+def test_rows_that_are_no_tasks_are_left_out_and_told_of(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = [{**ROW, "instance_id": f"odd-{number}", "FAIL_TO_PASS": ["test_x (a.B)"]} for number in range(7)]
+    with rows.open("a") as file:
+        file.writelines(json.dumps(each) + "\n" for each in odd)
+    tasks = read_tasks(rows, None, None, ["owner/name=/src/name"])
+    assert [task.task_id for task in tasks] == ["owner__name-1", "owner__name-2"]
+    told = capsys.readouterr().err.splitlines()
+    assert "rows.jsonl:3: FAIL_TO_PASS holds" in told[0]
+    assert told[5:] == ["left out: 2 more, of 9 rows"]
+    assert len(read_tasks(rows, ["owner__name-2"], None, ["owner/name=/src/name"])) == 1
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ConfigError, match="no id of pytest's"):
+        read_tasks(rows, ["odd-1"], None, ["owner/name=/src/name"])
+
+
 def test_a_file_in_toml_and_in_json_and_single_options(rows: Path, tmp_path: Path) -> None:
     toml = tmp_path / "sub" / "where.toml"
     toml.parent.mkdir()

@@ -109,3 +109,8 @@ def test_what_no_pattern_leads_to_is_not_entered() -> None:
     assert reach.leads_on("")
     assert not reach.below("docs").leads_on("docs")
     assert reach.below("src").below("deep").leads_on("src/deep")
+    assert not reach.below("src").below("tests").leads_on("src/tests")
+    again = Reach.of(["**", "!src/**", "src/tests/*.py"]).below("src")
+    assert again.leads_on("src")
+    assert again.below("tests").leads_on("src/tests")
+    assert not again.below("deep").leads_on("src/deep")

@@ -82,6 +82,54 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     assert raised.value.fields["line"] == 1
 
 
+PATCH = "--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-a\n+b\n"
+
+
+def swebench_row(name: str, *ids: str, repo: str = "o/n") -> dict[str, Any]:
+    return {
+        "instance_id": name,
+        "repo": repo,
+        "base_commit": "abc",
+        "patch": PATCH.format("a.py"),
+        "test_patch": PATCH.format("test_a.py"),
+        "problem_statement": "",
+        "FAIL_TO_PASS": list(ids),
+        "PASS_TO_PASS": [],
+    }
+
+
+ODD = swebench_row("odd", "test_x (tests.A)")
+UNKNOWN = swebench_row("unknown", "test_a.py::test_a", repo="else/where")
+GOOD = swebench_row("good", "test_a.py::test_a")
+
+
+def test_rows_that_can_be_no_tasks_here_leave_the_others(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", ODD, GOOD, UNKNOWN)
+    errors: list[ConfigError] = []
+    (task,) = load_tasks(path, repositories={"o/n": "/src/n"}, on_unusable=errors.append)
+    assert task.task_id == "good"
+    told = [(each.fields["line"], each.fields["task_id"], each.fields["field"]) for each in errors]
+    assert told == [(1, "odd", "FAIL_TO_PASS"), (3, "unknown", "repo")]
+    with pytest.raises(ConfigError, match=r"rows.jsonl:1: .*\(2 of 3 rows cannot be used\)") as raised:
+        load_tasks(path, repositories={"o/n": "/src/n"})
+    assert raised.value.fields["task_id"] == "odd"
+
+
+def test_rows_of_which_none_is_a_task_are_an_error(tmp_path: Path) -> None:
+    errors: list[ConfigError] = []
+    with pytest.raises(ConfigError, match="2 of 2"):
+        load_tasks(write(tmp_path / "rows.jsonl", ODD, UNKNOWN), on_unusable=errors.append)
+    assert errors == []
+
+
+def test_what_is_no_row_is_an_error_all_the_same(tmp_path: Path) -> None:
+    for bad in ("{", [["x"]], row(files=3)):
+        with pytest.raises(ConfigError, match=":2: "):
+            load_tasks(
+                write(tmp_path / "rows.jsonl", GOOD, bad), repositories={"o/n": "/n"}, on_unusable=lambda _: None
+            )
+
+
 def test_no_file_no_tasks(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.jsonl", tmp_path, write(tmp_path / "empty.jsonl")):
         with pytest.raises(ConfigError) as raised:

@@ -17,7 +17,7 @@ from worldfork.records.globs import is_editable
 from worldfork.records.origin import Origin
 from worldfork.reward.startup import admit
 from worldfork.rollout.loading import load_tasks
-from worldfork.rollout.repositories import repository_task
+from worldfork.rollout.repositories import _crossing, repository_task
 from worldfork.rollout.swebench import swebench_task
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "repos.jsonl"
@@ -153,6 +153,12 @@ def bench_row(**changes: Any) -> dict[str, Any]:
     }
 
 
+def test_a_star_of_a_row_crosses_directories_at_the_top_too() -> None:
+    assert [_crossing(each) for each in ("*.py", "pkg/*.py", "pkg/**/*.py", "setup.py")] == [
+        *["**/*.py", "pkg/**/*.py", "pkg/**/*.py", "setup.py"]
+    ]
+
+
 def test_a_swebench_row_stands_on_a_commit() -> None:
     task = swebench_task(bench_row(), {"o/n": "/src/n"}, commands=[["make"]])
     assert task.world.origin.git == "/src/n@abc123"
@@ -165,8 +171,23 @@ def test_a_swebench_row_stands_on_a_commit() -> None:
 
 
 @pytest.mark.parametrize(
+    "path", ["lib/b.pyx", "lib/templates/x.html", "lib/data.json", "NEWS", "setup.py", "build/x.py"]
+)
+def test_all_of_the_repository_of_a_swebench_row_is_editable(path: str) -> None:
+    assert is_editable(path, swebench_task(bench_row(), {"o/n": "/src/n"}).editable)
+
+
+@pytest.mark.parametrize("path", [".venv/lib/a.py", "js/node_modules/a.js", "lib/__pycache__/a.pyc", ".git/config"])
+def test_what_tools_leave_beside_a_swebench_row_is_not_editable(path: str) -> None:
+    assert not is_editable(path, swebench_task(bench_row(), {"o/n": "/src/n"}).editable)
+
+
+@pytest.mark.parametrize(
     "path",
     [
+        "pyproject.toml",
+        "setup.cfg",
+        "tests/data/a.json",
         "tests/test_a.py",
         "tests/test_b.py",
         "tests/helpers/__init__.py",
