@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+from worldfork.core.errors import ConfigError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,8 +30,17 @@ def through(work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **optio
 
     The function and not its coroutine is passed: an interrupt between making a coroutine and handing it over would
     leave one that nobody awaits.
+
+    Raises:
+        ConfigError: called on the door's own thread, by what runs there; it would wait for itself.
     """
-    call = _Call(partial(work, *args, **options), _open_loop())
+    loop = _open_loop()
+    if asyncio._get_running_loop() is loop:
+        raise ConfigError(
+            "a synchronous call, from a function that Worldfork's own event loop runs, would wait for itself",
+            remedy="await the asynchronous form, such as AsyncSandbox, or make the call by `asyncio.to_thread`",
+        )
+    call = _Call(partial(work, *args, **options), loop)
     try:
         return call.outcome()
     except BaseException:
@@ -102,7 +113,7 @@ class _Call(Generic[T]):
         self._ended.release()
 
 
-def through_each(items: AsyncIterator[T]) -> Iterator[T]:
+def through_each(items: AsyncIterator[T]) -> Generator[T]:
     """Iterate an asynchronous iterator from synchronous code, item by item."""
     try:
         while True:

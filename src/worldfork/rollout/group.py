@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from worldfork.core.clock import SystemClock
 from worldfork.core.errors import ConfigError
 from worldfork.core.ids import content_id
+from worldfork.core.threads import in_thread
 from worldfork.lineage.place import place
 from worldfork.lineage.snapshots import SnapshotInfo
 from worldfork.records.episode import Episode
@@ -21,6 +22,7 @@ from worldfork.records.task import Task
 from worldfork.reward.advantages import group_advantages
 from worldfork.reward.score_verifier import ScoreFunction
 from worldfork.reward.verifier import Verifier
+from worldfork.rollout.bounds import to_its_end
 from worldfork.rollout.crew import Crew
 from worldfork.rollout.faults import FaultRules, Faults
 from worldfork.rollout.journal import Journal, Key
@@ -136,11 +138,13 @@ async def run_rollouts(
     width = _check(tasks, n, concurrency, seeds=seeds, keep=keep, deadline_s=deadline_s)
     if not tasks:
         return []
-    with _opened(run, journal, tasks) as (directory, book):
+    directory = RunDirectory(run) if isinstance(run, (str, Path)) else run
+    with contextlib.ExitStack() as holds:
         wanted: dict[Key, Task] = {
             (task.task_hash, agent.policy_id, index, ""): task for task in tasks for index in range(n)
         }
-        ended = _known(book, wanted)
+        # A long run's journal takes a while to read.
+        book, ended = await to_its_end(in_thread(lambda: _open_books(directory, journal, wanted, holds)))
         verifier_of = judges(score=score) if verifier is None else lambda _: verifier
         _check_judges(ended, wanted, verifier_of)
         orders = Orders(
@@ -179,16 +183,29 @@ async def stream_rollouts(tasks: Sequence[Task], policy: object, **options: Any)
     Leaving the iteration early (`aclose`, or the end of the caller's task) cancels what still runs, and waits for it to
     be cleared away. Episodes that the journal held before are not yielded.
     """
+    async with contextlib.aclosing(follow_rollouts(tasks, policy, **options)) as told:
+        async for each in told:
+            if isinstance(each, Episode):
+                yield each
+
+
+async def follow_rollouts(
+    tasks: Sequence[Task], policy: object, **options: Any
+) -> AsyncGenerator[Episode | list[Episode]]:
+    """Yield what `stream_rollouts` does, and at last what `run_rollouts` returns."""
     ready: asyncio.Queue[Episode | None] = asyncio.Queue()
     running = asyncio.ensure_future(run_rollouts(tasks, policy, on_episode=ready.put_nowait, **options))
     running.add_done_callback(lambda _: ready.put_nowait(None))
     try:
         while (episode := await ready.get()) is not None:
             yield episode
-        await running
+        yield await running
     finally:
         running.cancel()
-        await asyncio.wait({running})
+        # Cancelled once more, it still waits: half a run is settled by nobody.
+        await to_its_end(asyncio.wait({running}))
+        if not running.cancelled():
+            running.exception()
 
 
 def _check(
@@ -229,24 +246,16 @@ def _available_bytes() -> int:
     return 1 << 62
 
 
-@contextlib.contextmanager
-def _opened(
-    run: RunDirectory | str | Path | None, journal: Journal | None, tasks: Sequence[Task]
-) -> Iterator[tuple[RunDirectory | None, Journal | None]]:
-    if run is None:
-        yield None, journal
-        return
-    directory = run if isinstance(run, RunDirectory) else RunDirectory(run)
-    with contextlib.ExitStack() as holds:
-        book = journal or holds.enter_context(directory.open_journal())
-        directory.put_tasks(tasks)
-        yield directory, book
-
-
-def _known(journal: Journal | None, wanted: dict[Key, Task]) -> dict[Key, Episode]:
+def _open_books(
+    run: RunDirectory | None, journal: Journal | None, wanted: Mapping[Key, Task], holds: contextlib.ExitStack
+) -> tuple[Journal | None, dict[Key, Episode]]:
+    """Open where a run is written, and return the journal and what it holds a reward for. Blocking."""
+    if run is not None:
+        journal = journal or holds.enter_context(run.open_journal())
+        run.put_tasks(list({task.task_hash: task for task in wanted.values()}.values()))
     if journal is None:
-        return {}
-    return {each.key: each for each in journal.episodes() if each.reward is not None and each.key in wanted}
+        return None, {}
+    return journal, {each.key: each for each in journal.episodes_of(wanted) if each.reward is not None}
 
 
 def _check_judges(known: dict[Key, Episode], wanted: dict[Key, Task], verifier_of: Callable[[Task], Verifier]) -> None:

@@ -9,30 +9,63 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from worldfork.core.errors import ConfigError, Corrupt, FormatUnsupported, Locked
 from worldfork.core.ids import check_id, new_id
+from worldfork.core.recent import Recent
 from worldfork.records.episode import Episode
 
 JOURNAL_FORMAT = 1
 
 _TAIL_BYTES = 64 << 10
+_MARK_BYTES = 4 << 10
+_BYTES_PER_ROLLOUT = 400
+"""About what is remembered of each."""
 
 Key = tuple[str, str, int, str]
 """Which rollout an episode is of, as of `Episode.key`."""
 
 
+@dataclass
+class _Index:
+    """Where in a file the last episode of each rollout stands, as far as it was read."""
+
+    file: tuple[int, int]
+    """Device and inode."""
+    run_id: str = ""
+    end: int = 0
+    """Offset after the last whole line."""
+    mark: bytes = b""
+    """What stands before that: a file that was written anew is another one."""
+    number: int = 0
+    """Lines."""
+    last: dict[Key, tuple[int, bool]] = field(default_factory=dict)
+    """Offset of its line, and whether it is scored."""
+
+    def note(self, key: Key, size: int, scored: bool) -> None:
+        """Take note of an episode after all others."""
+        self.last[key] = self.end, scored
+        self.end += size
+        self.number += 1
+
+
+_INDEXED: Recent[_Index] = Recent(32 << 20)
+"""By path: who opens a run again and again, as trainers do, reads only what was added since. Of one that is open,
+whoever holds its lock changes it."""
+
+
 class Journal:
     """An open journal. `with Journal.open(path) as journal: ...`; for one thread at a time."""
 
-    def __init__(self, path: Path, file: BinaryIO, run_id: str, finished: set[Key]) -> None:
+    def __init__(self, path: Path, file: BinaryIO, run_id: str, index: _Index | None) -> None:
         self.path = path
         self.run_id = run_id
         """Made when the journal was, and kept when a run is resumed."""
-        self._finished = finished
+        self._index = index
         self._file = file
         self._pid = os.getpid()
 
@@ -43,7 +76,7 @@ class Journal:
         Args:
             path: the file.
             to_add: for whoever adds an episode once in a while, as many processes may to one run: reads head and tail
-                alone, however long the journal is, and knows nothing of what is finished.
+                alone, however long the journal is, and can only append.
 
         Raises:
             Locked: another run is writing it.
@@ -60,11 +93,11 @@ class Journal:
         try:
             _lock(path, file)
             run_id = _run_of_whole(path, file) if to_add else None
-            run_id, finished = (run_id, set[Key]()) if run_id is not None else _recover(path, file)
+            index = _recover(path, file) if run_id is None else None
         except BaseException:
             file.close()
             raise
-        return cls(path, file, run_id, finished)
+        return cls(path, file, index.run_id if index else str(run_id), index)
 
     def append(self, episodes: Sequence[Episode]) -> None:
         """Write the episodes; when this returns they survive a crash of the machine.
@@ -75,18 +108,36 @@ class Journal:
         if not episodes:
             return
         start = self._file.seek(0, os.SEEK_END)
+        lines = [_line(each.to_json()) for each in episodes]
         try:
-            _write_all(self._file, b"".join(_line(each.to_json()) for each in episodes))
+            _write_all(self._file, b"".join(lines))
             os.fdatasync(self._file.fileno())
         except OSError:
             # Half a line in the middle would make everything after it unreadable.
             self._file.truncate(start)
             raise
-        self._finished.update(each.key for each in episodes if each.failure is None)
+        if self._index is not None:
+            for each, line in zip(episodes, lines, strict=True):
+                self._index.note(each.key, len(line), each.valid)
+            self._index.mark = _mark(self._file, self._index.end)
 
     def is_finished(self, key: Key) -> bool:
-        """True where the journal holds a scored episode of that rollout. A failed one is to be tried again."""
-        return key in self._finished
+        """True where the last episode of that rollout is scored. A failed one is to be tried again."""
+        return self._known.last.get(key, (0, False))[1]
+
+    def episodes_of(self, keys: Iterable[Key]) -> Iterator[Episode]:
+        """Yield the last episode of each of these rollouts that has one, whatever else the journal holds. Blocking."""
+        places = [self._known.last[key][0] for key in keys if key in self._known.last]
+        with open(os.dup(self._file.fileno()), "rb") as reader:
+            for place in places:
+                reader.seek(place)
+                yield Episode.from_json(_parse(reader.readline()) or {})
+
+    @property
+    def _known(self) -> _Index:
+        if self._index is None:
+            raise ValueError("a journal that was opened to add to knows nothing of what it holds")
+        return self._index
 
     def episodes(self) -> Iterator[Episode]:
         """Return what the journal holds, the last episode of each rollout, in the order of their first."""
@@ -151,24 +202,37 @@ def read_journal(path: str | Path) -> list[Episode]:
     return list(by_key.values())
 
 
-def _recover(path: Path, file: BinaryIO) -> tuple[str, set[Key]]:
-    """Cut off a torn tail and return the run's id and the finished rollouts; begin an empty file."""
-    end, run_id, finished = 0, "", set[Key]()
-    for after, data in _whole_lines(path, file):
-        end = after
-        if not run_id:
-            run_id = check_id("run", data["run_id"])
-        elif data.get("failure") is None:
-            finished.add((data["task_hash"], data["policy_id"], data["index"], data.get("rollout_id", "")))
-    if file.seek(0, os.SEEK_END) != end:
-        file.truncate(end)
-    if not run_id:
-        run_id = new_id("run")
+def _recover(path: Path, file: BinaryIO) -> _Index:
+    """Cut off a torn tail and return what the file holds; begin an empty one."""
+    info = os.fstat(file.fileno())
+    index = _INDEXED.get(path.absolute())
+    if index is None or index.file != (info.st_dev, info.st_ino) or index.mark != _mark(file, index.end):
+        index = _Index((info.st_dev, info.st_ino))
+    for after, data in _whole_lines(path, file, index.end, index.number):
+        if not index.run_id:
+            index.run_id = check_id("run", data["run_id"])
+            index.end, index.number = after, 1
+        else:
+            key = data["task_hash"], data["policy_id"], data["index"], data.get("rollout_id", "")
+            index.note(key, after - index.end, data.get("failure") is None)
+    if file.seek(0, os.SEEK_END) != index.end:
+        file.truncate(index.end)
+    if not index.run_id:
+        index.run_id = new_id("run")
+        head = _line({"journal": JOURNAL_FORMAT, "run_id": index.run_id})
         file.seek(0)
-        _write_all(file, _line({"journal": JOURNAL_FORMAT, "run_id": run_id}))
+        _write_all(file, head)
         os.fsync(file.fileno())
         _sync_directory(path.parent)
-    return run_id, finished
+        index.end, index.number = len(head), 1
+    index.mark = _mark(file, index.end)
+    _INDEXED.put(path.absolute(), index, _BYTES_PER_ROLLOUT * len(index.last))
+    return index
+
+
+def _mark(file: BinaryIO, end: int) -> bytes:
+    start = max(0, end - _MARK_BYTES)
+    return os.pread(file.fileno(), end - start, start)
 
 
 def _run_of_whole(path: Path, file: BinaryIO) -> str | None:
@@ -190,13 +254,20 @@ def _run_of_whole(path: Path, file: BinaryIO) -> str | None:
         return None if _parse(last) is None else check_id("run", head["run_id"])
 
 
-def _whole_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (offset after the line, its object), header first, up to a torn tail."""
-    file.seek(0)
-    end, torn_at = 0, None
+def _whole_lines(path: Path, file: BinaryIO, end: int = 0, before: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (offset after the line, its object), header first, up to a torn tail.
+
+    Args:
+        path: the file's.
+        file: the same, open.
+        end: where to begin.
+        before: how many lines that leaves out.
+    """
+    torn_at = None
     # Not by iterating over the file: it is unbuffered where it is written.
     with open(os.dup(file.fileno()), "rb") as reader:
-        for number, line in enumerate(reader, 1):
+        reader.seek(end)
+        for number, line in enumerate(reader, before + 1):
             data = _parse(line)
             if data is None:
                 torn_at = torn_at or number

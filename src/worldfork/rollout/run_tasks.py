@@ -23,7 +23,7 @@ from worldfork.store.syscalls import sync_directory
 _WAIT_S = 30.0
 """How long to wait for others, who hold the file for as long as it takes to add a few lines."""
 _POLL_S = 0.01
-_MARK_BYTES = 64
+_MARK_BYTES = 4 << 10
 _BYTES_PER_TASK = 300
 """About what is remembered of each."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 from worldfork.lineage.door import through, through_each
@@ -19,13 +20,22 @@ from worldfork.sandbox.command import CommandResult
 
 
 def run_group(task: Task, policy: object, n: int, **options: Any) -> Group:
-    """Run one task `n` times from the same starting state; see `group.run_rollouts`."""
-    return through(group.run_group, task, policy, n, **options)
+    """Run one task `n` times from the same starting state; see `run_rollouts`."""
+    return Group(task, tuple(run_rollouts([task], policy, n=n, **options)))
 
 
-def run_rollouts(tasks: Sequence[Task], policy: object, **options: Any) -> list[Episode]:
-    """Run each task `n` times; see `group.run_rollouts`."""
-    return through(group.run_rollouts, tasks, policy, **options)
+def run_rollouts(
+    tasks: Sequence[Task], policy: object, *, on_episode: Callable[[Episode], None] | None = None, **options: Any
+) -> list[Episode]:
+    """Run each task `n` times; see `group.run_rollouts`. `on_episode` is called in the caller's thread."""
+    if on_episode is None:
+        return through(group.run_rollouts, tasks, policy, **options)
+    with contextlib.closing(through_each(group.follow_rollouts(tasks, policy, **options))) as told:
+        for each in told:
+            if not isinstance(each, Episode):
+                return each
+            on_episode(each)
+    raise AssertionError("a run that ends returns its episodes")
 
 
 def stream_rollouts(tasks: Sequence[Task], policy: object, **options: Any) -> Iterator[Episode]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from worldfork.core.errors import ConfigError
 from worldfork.lineage import door
 
 ENOUGH_S = 20.0
@@ -102,3 +103,26 @@ def test_a_call_that_is_undone_before_its_first_step_ends_at_once(begins: bool) 
     door.through(asyncio.sleep, 0)
     gc.collect()
     assert calls == []
+
+
+def test_a_call_from_the_doors_own_thread_is_refused_at_once() -> None:
+    refused: list[BaseException] = []
+
+    async def outer() -> None:
+        try:
+            door.through(asyncio.sleep, 0)
+        except ConfigError as error:
+            refused.append(error)
+
+    caller = threading.Thread(target=lambda: door.through(outer), daemon=True)
+    caller.start()
+    caller.join(ENOUGH_S)
+    assert not caller.is_alive()
+    assert "asyncio.to_thread" in str(refused[0])
+
+
+def test_a_call_from_within_another_loop_is_none_of_these() -> None:
+    async def outer() -> int:
+        return door.through(asyncio.sleep, 0, 7)
+
+    assert asyncio.run(outer()) == 7

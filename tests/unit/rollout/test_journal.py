@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -215,3 +216,32 @@ def test_a_child_that_was_forked_meanwhile_neither_keeps_nor_frees_a_lock(tmp_pa
         for end in (*ready, *done):
             os.close(end)
         os.waitpid(child, 0)
+
+
+def test_a_journal_that_is_opened_again_is_read_from_where_it_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, parsed, parse = tmp_path / "journal.jsonl", list[bytes](), journals._parse
+
+    def count(line: bytes) -> dict[str, Any] | None:
+        parsed.append(line)
+        return parse(line)
+
+    with Journal.open(path) as journal:
+        journal.append([episode(0), episode(1, failed=True)])
+    with Journal.open(path, to_add=True) as journal:
+        journal.append([episode(1), episode(2, failed=True)])
+    monkeypatch.setattr(journals, "_parse", count)
+    with Journal.open(path) as journal:
+        assert len(parsed) == 2
+        journal.append([episode(0, failed=True)])
+        keys = [episode(index).key for index in (2, 0, 7, 1)]
+        assert [journal.is_finished(key) for key in keys] == [False, False, False, True]
+        assert list(journal.episodes_of(keys)) == [episode(2, failed=True), episode(0, failed=True), episode(1)]
+    # Another file at the same place, even one written into the same inode.
+    run_id = journals.run_of(path)
+    for data in (path.read_bytes().replace(b"nop", b"top"), b""):
+        path.write_bytes(data)
+        with Journal.open(path) as journal:
+            assert not journal.is_finished(episode(1).key)
+            assert (journal.run_id == run_id) == bool(data)
