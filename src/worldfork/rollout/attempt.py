@@ -102,10 +102,15 @@ class Attempt:
         self._sandbox_id = sandbox.sandbox_id
         self._seed = sandbox.seed
 
-    def time_turn(self, began_s: float) -> None:
-        """Take note of a turn that was taken elsewhere and is over now; it began at that time since the Unix epoch."""
-        policy_s = max(0.0, self.setting.clock.now_s() - began_s)
-        self._started_s, self._began_s = began_s, self._began_s - policy_s
+    def time_turn(self, began_s: float, ended_s: float | None = None) -> None:
+        """Take note of a turn that was taken elsewhere.
+
+        Args:
+            began_s, ended_s: seconds since the Unix epoch; by default it ended now.
+        """
+        now_s = self.setting.clock.now_s()
+        policy_s = max(0.0, (now_s if ended_s is None else ended_s) - began_s)
+        self._started_s, self._began_s = began_s, self.setting.clock.monotonic_s() - max(0.0, now_s - began_s)
         self._timings = replace(self._timings, policy_s=policy_s, commands_s=self.recorder.commands_s)
 
     def recall(self, sandbox_id: str, seed: int | None, policy_end: str, left: Carried | None) -> None:

@@ -88,8 +88,8 @@ class Ending:
         )
         attempt = Attempt(self._which, setting)
         attempt.recorder = await self._recorded(recorder)
-        attempt.time_turn(self._facts.opened_s)
         lost = await self._take_end(attempt, policy_end)
+        attempt.time_turn(self._facts.opened_s, self._ledger.ending_s)
         if lost is not None:
             episode = self._which.failed(lost, self._facts.opened_s)
             if await self._may_ask_again(lost):
@@ -180,7 +180,8 @@ class Ending:
 
     async def _find_start(self) -> StartingState:
         world = None if self._facts.world is None else await AsyncSandbox.get_snapshot(self._facts.world)
-        return await (await StartingStates.open(world)).get(self._task)
+        states, start_id = await StartingStates.open(world), self._facts.start_snapshot_id
+        return await (states.get(self._task) if start_id is None else states.at(start_id, self._task))
 
     async def _recorded(self, recorder: Recorder) -> Recorder:
         """Return what all handles recorded, those of other processes too."""
@@ -212,7 +213,7 @@ class Ending:
 
     def _left(self) -> list[SnapshotRecord]:
         """Return the state at the end, where one was taken and is not graded yet."""
-        return ends_of(self._ledger.path) if self._ledger.ending else []
+        return ends_of(self._ledger.path) if self._ledger.ending_s is not None else []
 
     async def _lives(self) -> bool:
         return self._sandbox is not None and await self._sandbox.status() is SandboxStatus.RUNNING
@@ -233,17 +234,17 @@ class Ending:
 
     async def _carry_out(self, attempt: Attempt) -> Failure | None:
         here, lives = place(), await self._lives()
-        if self._ledger.ending and not lives:
+        if self._ledger.ending_s is not None and not lives:
             # Whoever stopped it did not come to write down what was left.
             left = await here.work(self._left)
             if left:
                 return await self._read_out(attempt, left[0].snapshot_id)
-        if self._sandbox is None or (self._ledger.ending and not lives):
+        if self._sandbox is None or (self._ledger.ending_s is not None and not lives):
             attempt.policy_end = SandboxDied.code
             return await self._why_gone()
         if lives:
             try:
-                await here.work(self._ledger.set_ending)
+                await here.work(lambda: self._ledger.set_ending(SystemClock().now_s()))
             except OSError as error:
                 return failure_of(FailureKind.CARRY, error)
         attempt.adopt(self._sandbox)
@@ -269,7 +270,7 @@ class Ending:
         for _ in range(round(_DEATH_S / _POLL_S)):
             death = await place().work(self._ledger.death)
             if death is not None:
-                if death.cause is DeathCause.ENDED and self._ledger.ending:
+                if death.cause is DeathCause.ENDED and self._ledger.ending_s is not None:
                     break
                 return fault_of(death)
             await asyncio.sleep(_POLL_S)

@@ -7,7 +7,7 @@
                                   end.json      what the policy left, once that was carried out
                                   episode.json  the result, once it is there
                                   death.json    how the sandbox ended, where its process saw that
-                                  ending        that somebody began to stop the sandbox to read what is left
+                                  ending.json   when somebody began to stop the sandbox to read what is left
                                   failed.json   the last grading that failed for a moment's reason
                                   to_add.json   what the episode names, until it is in the run that it belongs to
                                   closed        that nobody wants it any more
@@ -186,7 +186,7 @@ class Ledger:
 
     def forget_end(self) -> None:
         """Let go of what the policy left and did: the episode is there, and the files may be large."""
-        for name in ("end.json", "steps.jsonl", "failed.json", "ending"):
+        for name in ("end.json", "steps.jsonl", "failed.json", "ending.json"):
             (self.path / name).unlink(missing_ok=True)
 
     def states(self) -> set[str] | None:
@@ -230,14 +230,15 @@ class Ledger:
         """Write down that the episode is in its run."""
         (self.path / "to_add.json").unlink(missing_ok=True)
 
-    def set_ending(self) -> None:
+    def set_ending(self, now_s: float) -> None:
         """Write down that the sandbox is stopped from now on to read what is left: a death by that is no one's wish."""
-        (self.path / "ending").touch()
+        self._write("ending.json", {"at_s": now_s})
 
     @property
-    def ending(self) -> bool:
-        """Whether somebody began to stop the sandbox to read what is left."""
-        return (self.path / "ending").exists()
+    def ending_s(self) -> float | None:
+        """When somebody last began to stop the sandbox to read what is left, seconds since the Unix epoch; or None."""
+        data = self._read("ending.json")
+        return None if data is None else float(data["at_s"])
 
     def set_death(self, death: Death) -> None:
         """Write down how the sandbox ended, by whoever started it: nobody else can know."""

@@ -124,8 +124,12 @@ class Recorder:
     def replay(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Take up what other recorders of the same rollout logged; lines that are none are left out."""
         runs: list[tuple[float, float]] = []
+        cut = False
         for line in lines:
             with contextlib.suppress(ConfigError, TypeError, AttributeError, KeyError):
+                if "truncated" in line:
+                    cut = True
+                    continue
                 if "facts" in line:
                     self._facts.update(line["facts"])
                     continue
@@ -133,6 +137,8 @@ class Recorder:
                 self._add(step)
                 if step.kind == "command":
                     runs.append((step.began_s, step.ended_s))
+        # After all: another recorder may have written on.
+        self._truncated = self._truncated or cut
         end_s = 0.0
         for began_s, ended_s in sorted(runs):
             self._busy_s += max(0.0, ended_s - max(began_s, end_s))
@@ -170,7 +176,9 @@ class Recorder:
         size = len(step.action) + len(step.output) + len(step.message)
         # Once a step is missing the later ones are too: a record with a hole would read as if nothing had been there.
         if self._truncated or len(self._steps) >= MAX_STEPS or self._characters + size > MAX_CHARACTERS:
-            self._truncated = True
+            if not self._truncated:
+                self._truncated = True
+                self._tell({"truncated": True})
             return
         self._steps.append(step)
         self._characters += size

@@ -195,10 +195,19 @@ class StartingStates:
         made = await async_world(
             _key(task, world.snapshot_id), build, snapshot_id=world.snapshot_id, env=dict(task.env), **_limits(task)
         )
-        record = await here.work(lambda: here.store.snapshot(made.snapshot_id))
+        return await self.at(made.snapshot_id, task)
+
+    async def at(self, snapshot_id: str, task: Task) -> StartingState:
+        """Return the state that a task had when it was made, whatever its world would be by now.
+
+        Raises:
+            NotFound: it is gone. StoreError, ConfigError: as of `get`.
+        """
+        here = self._here
+        record = await here.work(lambda: here.store.snapshot(snapshot_id))
         grounds = [await ground_of(each.origin) for each in (task.tests_from, task.solution_from) if each is not None]
         # What a directory or a branch means may change, so the task's hash alone does not tell what is read.
-        known_by = (task.task_hash, made.snapshot_id, *(each and each.snapshot_id for each in grounds))
+        known_by = (task.task_hash, snapshot_id, *(each and each.snapshot_id for each in grounds))
         state = _STATES.get(known_by)
         if state is None or state.here is not here:
             state = await _read(here, record, task)
