@@ -29,4 +29,10 @@ class CpuUse:
     throttled_s: float
     """Seconds for which its own CPU limit held it back, on all CPUs together."""
     threads: Mapping[int, ThreadUse]
-    """Those that live, by their ids on the host."""
+    """Those that live, by their ids on the host; the first of them where there are many."""
+    whole: bool = True
+    """Whether these are all threads: none is left out, and none ended while they were looked at."""
+    init_s: float = 0.0
+    """Of `used_s` what its PID 1 used, which is no thread of these."""
+    cpus: int = 1
+    """So many CPUs it may use at once, whoever else wants them."""

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from worldfork.core.clock import Clock, SystemClock
 from worldfork.core.errors import ConfigError, OutOfSpace, SandboxDied, VerifierError, WorldforkError
 from worldfork.core.ids import content_id
+from worldfork.core.threads import in_thread
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.checked import checked_seconds, checked_strings
 from worldfork.records.edits import Edits
@@ -215,7 +216,7 @@ class FinalVerifier:
         if not up:
             # Of a service that the host ended for its memory nobody else tells.
             await check_host(sandbox)
-        if not up and is_most(looks.missed_s(wall_s), wall_s):
+        if not up and is_most(await in_thread(looks.missed_s, wall_s), wall_s):
             raise overload(task)
         return up
 
@@ -303,7 +304,7 @@ def _calibration(task: Task, start: Start, solved: Trial, untouched: Trial) -> C
         untouched=tuple(sorted(before)),
         reference_failed=tuple(sorted(solved.report.tests.keys() - expected)),
         cpu_s=solved.cpu_s,
-        unmet=tuple(sorted(frozenset(task.pass_to_pass) - before)),
+        unmet=tuple(sorted(frozenset(task.pass_to_pass) - expected)),
     )
 
 

@@ -1,10 +1,11 @@
 """How long something in a sandbox wanted a CPU and had none, from what the kernel counts of it outside.
 
-Two things bound that time from below, whatever runs inside. While nothing of a sandbox runs, its count of CPU seconds
+Three things bound that time from below, whatever runs inside. While nothing of a sandbox runs, its count of CPU seconds
 stands still: so of the time in which something of it wanted a CPU, at least that is left which is more than the count
-has grown. And a thread that waited did so for others, but for what the rest of its own sandbox ran meanwhile. Code that
-sleeps wants nothing; code that takes the CPU from itself runs, and what has run is counted though it be gone. What all
-others ran is a bound from above: who gives the kernel so much to do that nobody runs has starved for nobody.
+has grown. A thread that waited did so for others, but for what the rest of its own sandbox ran meanwhile. And it did so
+for others whenever no more threads of its sandbox wanted a CPU than there are. Code that sleeps wants nothing; code
+that takes the CPU from itself runs, and what has run is counted though it be gone. What all others ran is a bound from
+above: who gives the kernel so much to do that nobody runs has starved for nobody.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from worldfork.records.cpu import CpuUse
 
 _SURE = 3.0
 """Standard deviations that a share found by looking must be off by before it is taken for more than it is."""
-_MOST_THREADS = 64
+_MOST_THREADS = 32
 """Of a look that are kept: those that waited longest."""
 _TICK_S = 0.02
 """The machine's count goes by ticks."""
-_MOST_ENDS = 100
+_MOST_ENDS = 30
 """How many ends of a window are tried for each beginning."""
 _ROUNDING = 1.05
 """A window between two looks may be so much longer than asked for."""
@@ -32,10 +33,14 @@ class _Look:
     at_s: float
     used_s: float
     """On a CPU, or held back by a limit of its own."""
+    aside_s: float
+    """Of that what no thread of these ran: its PID 1, and what its limit held back."""
     others_s: float
     """What all other processes of the machine ran."""
     wanting: int
     """In how many of the looks until here something wanted a CPU."""
+    roomy: int
+    """In how many of them no more wanted one than there are."""
     threads: dict[int, tuple[float, float]]
     """id -> seconds on a CPU, seconds waited; not those that stand back."""
     whole: bool
@@ -63,16 +68,21 @@ class Counts:
         self._lowered.update(number for number, thread in threads.items() if thread.stands_back)
         counted = {number: thread for number, thread in threads.items() if number not in self._lowered}
         wanting = sum(thread.wants for thread in counted.values())
+        # What leaves the CPU to others does not do so always.
+        roomy = sum(thread.wants for thread in threads.values()) <= min(use.cpus for use in uses)
+        whole = all(use.whole for use in uses)
         kept = sorted(counted, key=lambda number: -counted[number].waited_s)[:_MOST_THREADS]
-        before = self._looks[-1].wanting if self._looks else 0
+        before = (self._looks[-1].wanting, self._looks[-1].roomy) if self._looks else (0, 0)
         self._looks.append(
             _Look(
                 at_s,
                 sum(use.used_s + use.throttled_s for use in uses),
+                sum(use.init_s + use.throttled_s for use in uses),
                 machine_s - sum(use.used_s for use in uses),
-                before + (wanting > 0),
+                before[0] + (wanting > 0),
+                before[1] + (roomy and whole),
                 {number: (counted[number].ran_s, counted[number].waited_s) for number in kept},
-                len(kept) == len(counted),
+                whole and len(kept) == len(counted),
             )
         )
         return wanting
@@ -80,11 +90,13 @@ class Counts:
     def missed_s(self, over_s: float, since_s: float = -math.inf) -> float:
         """Return for how long, at least, there was no CPU for what wanted one: the most of any time of some length.
 
+        May be asked in another thread than the one that looks.
+
         Args:
             over_s: that length, in seconds.
             since_s: what was before does not count.
         """
-        looks, most_s = self._looks, 0.0
+        looks, lowered, most_s = list(self._looks), frozenset(self._lowered), 0.0
         longest_s = _ROUNDING * over_s
         span_s = looks[-1].at_s - looks[0].at_s if looks else 0.0
         step = max(1, int(len(looks) * min(1.0, longest_s / span_s) / _MOST_ENDS)) if span_s else 1
@@ -95,29 +107,31 @@ class Counts:
                 last = min(last, len(looks) - 1)
                 if looks[last].at_s - looks[first].at_s > longest_s:
                     break
-                most_s = max(most_s, self._between(first, last))
+                if first < last:
+                    most_s = max(most_s, _between(looks[first], looks[last], last - first, lowered))
         return most_s
 
-    def _between(self, first: int, last: int) -> float:
-        if first == last:
-            return 0.0
-        begin, end = self._looks[first], self._looks[last]
-        used_s = end.used_s - begin.used_s
-        wanted_s = _surely(end.wanting - begin.wanting, last - first) * (end.at_s - begin.at_s)
-        missed_s = max(wanted_s - used_s, self._longest_wait(begin, end, used_s))
-        # Somebody must have had it.
-        return missed_s if math.isinf(end.others_s) else min(missed_s, end.others_s - begin.others_s + _TICK_S)
 
-    def _longest_wait(self, begin: _Look, end: _Look, used_s: float) -> float:
-        longest_s = 0.0
-        for number, (ran_s, waited_s) in end.threads.items():
-            if number in self._lowered or (number not in begin.threads and not begin.whole):
-                continue
-            ran_before_s, waited_before_s = begin.threads.get(number, (0.0, 0.0))
-            if waited_s - waited_before_s > longest_s:
-                others_s = max(0.0, used_s - (ran_s - ran_before_s))
-                longest_s = max(longest_s, waited_s - waited_before_s - others_s)
-        return longest_s
+def _between(begin: _Look, end: _Look, looks: int, lowered: frozenset[int]) -> float:
+    span_s, used_s = end.at_s - begin.at_s, end.used_s - begin.used_s
+    wanted_s = _surely(end.wanting - begin.wanting, looks) * span_s
+    # For so long at most more of its own wanted a CPU than there are.
+    crowded_s = (1 - _surely(end.roomy - begin.roomy, looks)) * span_s + end.aside_s - begin.aside_s
+    missed_s = max(wanted_s - used_s, _longest_wait(begin, end, used_s, crowded_s, lowered))
+    # Somebody must have had it.
+    return missed_s if math.isinf(end.others_s) else min(missed_s, end.others_s - begin.others_s + _TICK_S)
+
+
+def _longest_wait(begin: _Look, end: _Look, used_s: float, crowded_s: float, lowered: frozenset[int]) -> float:
+    longest_s = 0.0
+    for number, (ran_s, waited_s) in end.threads.items():
+        if number in lowered or (number not in begin.threads and not begin.whole):
+            continue
+        ran_before_s, waited_before_s = begin.threads.get(number, (0.0, 0.0))
+        if waited_s - waited_before_s > longest_s:
+            own_s = max(0.0, min(used_s - (ran_s - ran_before_s), crowded_s))
+            longest_s = max(longest_s, waited_s - waited_before_s - own_s)
+    return longest_s
 
 
 def _surely(hits: int, looks: int) -> float:

@@ -86,7 +86,7 @@ class Trial:
         is taken for an overload.
         """
         if self.end == Reason.TIMED_OUT.value:
-            return is_most(self.missed_s, self.wall_s - GRACE_S, self.cpu_s)
+            return is_most(self.missed_s, self.wall_s - GRACE_S)
         return bool(ids & self.starved)
 
 

@@ -7,11 +7,13 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from worldfork.records.cpu import CpuUse, ThreadUse
 
 _MAX_BYTES = 1 << 16
-_MAX_THREADS = 1024
+_MAX_THREADS = 64
+"""Reading one takes tens of microseconds of an event loop."""
 _NICE, _POLICY = 16, 38
 """Where they are in /proc/PID/stat, counted from what follows the name."""
 
@@ -27,6 +29,8 @@ class Account:
     threads: str
     """The list of the group's threads."""
     proc: str = "/proc"
+    cpus: int = 1
+    """So many the group, and what it is in, may use at once."""
 
     def read(self, init_pid: int | None = None) -> CpuUse | None:
         """Return the use so far; None where the group is gone.
@@ -39,34 +43,50 @@ class Account:
         used_s = int(usage) / 1e9 if usage.strip().isdigit() else _counts_in(usage).get("usage_usec", -1) / 1e6
         if used_s < 0:
             return None
+        init_s = 0.0
         if init_pid is not None:
             with contextlib.suppress(OSError, ValueError, IndexError):
-                used_s += int(_read(f"{self.proc}/{init_pid}/schedstat").split()[0]) / 1e9
+                init_s = int(_read(f"{self.proc}/{init_pid}/schedstat").split()[0]) / 1e9
         throttled_s = limit.get("throttled_time", 0) / 1e9 + limit.get("throttled_usec", 0) / 1e6
         threads = {}
         own = _Own()
-        for name in _text(self.threads).split()[:_MAX_THREADS]:
+        names = _text(self.threads).split()
+        for name in names[:_MAX_THREADS]:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 threads[int(name)] = self._thread(name, own)
-        return CpuUse(used_s, throttled_s, threads)
+        return CpuUse(used_s + init_s, throttled_s, threads, len(threads) == len(names), init_s, self.cpus)
 
     def _thread(self, name: str, own: _Own) -> ThreadUse:
         stat = _read(f"{self.proc}/{name}/stat").rpartition(")")[2].split()
         ran_ns, waited_ns = map(int, _read(f"{self.proc}/{name}/schedstat").split()[:2])
         wants = stat[0] == "R"
-        return ThreadUse(ran_ns / 1e9, waited_ns / 1e9, wants, own.is_above(int(name), stat, wants, self.proc))
+        return ThreadUse(ran_ns / 1e9, waited_ns / 1e9, wants, own.stands_back(int(name), stat, wants, self.proc))
 
 
 def find_account(groups: Iterable[str]) -> Account | None:
     """Return where a sandbox's groups count its CPU use; None where none does."""
     groups = tuple(groups)
     limit = next((path for path in _files(groups, "cpu.stat") if "throttled" in _text(path)), None)
+    cpus = _cpus(groups)
     for usage in _files(groups, "cpuacct.usage"):
-        return Account(usage, limit, os.path.join(os.path.dirname(usage), "tasks"))
+        return Account(usage, limit, os.path.join(os.path.dirname(usage), "tasks"), cpus=cpus)
     for usage in _files(groups, "cpu.stat"):
         if "usage_usec" in _text(usage):
-            return Account(usage, limit, os.path.join(os.path.dirname(usage), "cgroup.threads"))
+            return Account(usage, limit, os.path.join(os.path.dirname(usage), "cgroup.threads"), cpus=cpus)
     return None
+
+
+def _cpus(groups: Iterable[str]) -> int:
+    """Return how many CPUs the groups may use at once: every group that they are in may have a quota."""
+    cpus = float(len(os.sched_getaffinity(0)))
+    above = {str(parent) for group in groups for parent in (PurePosixPath(group), *PurePosixPath(group).parents)}
+    for group in above:
+        quota, period = (*_text(f"{group}/cpu.max").split(), "", "")[:2]
+        if not quota:
+            quota, period = (_text(f"{group}/cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+        if quota.isdigit() and period.isdigit() and int(period):
+            cpus = min(cpus, int(quota) / int(period))
+    return max(1, int(cpus))
 
 
 def machine_used_s(stat: str = "/proc/stat") -> float:
@@ -90,7 +110,7 @@ class _Own:
         self._cpus = os.sched_getaffinity(0)
         self._group_nice: int | None = None
 
-    def is_above(self, thread: int, stat: Sequence[str], wants: bool, proc: str) -> bool:
+    def stands_back(self, thread: int, stat: Sequence[str], wants: bool, proc: str) -> bool:
         """Tell whether a thread stands back for what has our priority."""
         if int(stat[_NICE]) > self._nice or int(stat[_POLICY]) != self._policy:
             return True

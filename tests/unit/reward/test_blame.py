@@ -137,13 +137,15 @@ def counted(used_s: float, ran_s: float, waited_s: float, wants: bool = True) ->
 
 
 def looked(*uses: CpuUse | None) -> Looks:
-    """Look once for each use; None where the group is gone by then."""
-    found, box = Looks(), PlayedSandbox()
+    """Look once for each use, five seconds after the other; None where the group is gone by then."""
+    clock = ManualClock()
+    found, box = Looks(clock), PlayedSandbox()
 
     async def run() -> None:
         for use in uses:
             box.uses = [] if use is None else [use]
             await found.look(box)  # type: ignore[arg-type]
+            clock.advance_s(5.0)
 
     asyncio.run(run())
     return found

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,8 +24,8 @@ def thread(ran_s: float, waited_s: float, wants: bool = True, stands_back: bool 
     return ThreadUse(ran_s, waited_s, wants, stands_back)
 
 
-def use(used_s: float, *threads: ThreadUse, throttled_s: float = 0.0, first: int = 10) -> CpuUse:
-    return CpuUse(used_s, throttled_s, {first + number: each for number, each in enumerate(threads)})
+def use(used_s: float, *threads: ThreadUse, throttled_s: float = 0.0, first: int = 10, **changes: Any) -> CpuUse:
+    return CpuUse(used_s, throttled_s, {first + number: each for number, each in enumerate(threads)}, **changes)
 
 
 def missed_share(at: At, looks: int = LOOKS, wall_s: float = WALL_S, seed: int = 0) -> float:
@@ -34,13 +37,13 @@ def missed_share(at: At, looks: int = LOOKS, wall_s: float = WALL_S, seed: int =
     return counts.missed_s(wall_s) / wall_s
 
 
-def spinning(many: int, cpus: float, wants: float = 1.0) -> At:
+def spinning(many: int, cpus: float, wants: float = 1.0, of: int = 1) -> At:
     """So many threads share so many CPUs evenly; each wants one for a share of the time."""
 
     def at(now_s: float, draw: random.Random) -> CpuUse:
         ran_s = cpus * now_s / many
         awake = draw.random() < wants
-        return use(cpus * now_s, *[thread(ran_s, wants * now_s - ran_s, awake) for _ in range(many)])
+        return use(cpus * now_s, *[thread(ran_s, wants * now_s - ran_s, awake) for _ in range(many)], cpus=of)
 
     return at
 
@@ -66,8 +69,11 @@ def asleep(now_s: float, draw: random.Random) -> CpuUse:
         spinning(8, 0.25),
         spinning(2, 0.4),
         passing(0.25),
+        spinning(2, 0.5, of=2),
+        spinning(2, 0.7, of=2),
+        spinning(8, 2.0, of=8),
     ],
-    ids=["one", "two", "eight", "two of more", "one after the other"],
+    ids=["one", "two", "eight", "two of more", "one after the other", "two at 4x", "two at 3x", "eight at 4x"],
 )
 @pytest.mark.parametrize("seed", range(5))
 def test_what_works_on_a_full_machine_is_starved(honest: At, seed: int) -> None:
@@ -99,6 +105,19 @@ def working_apart(now_s: float, draw: random.Random) -> CpuUse:
     return use(0.6 * now_s, thread(0.0, 0.6 * now_s), thread(0.6 * now_s, 0.4 * now_s))
 
 
+def on_two_cpus(other: At) -> At:
+    return lambda now_s, draw: replace(other(now_s, draw), cpus=2)
+
+
+def crowded_unseen(now_s: float, draw: random.Random) -> CpuUse:
+    """What takes the CPU is gone when it is looked at, or comes behind the last that is."""
+    return use(now_s, thread(0.05 * now_s, 0.95 * now_s), cpus=2, whole=False)
+
+
+def kept_busy_by_pid_1(now_s: float, draw: random.Random) -> CpuUse:
+    return use(0.7 * now_s, thread(0.1 * now_s, 0.9 * now_s), cpus=1, init_s=0.6 * now_s)
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -114,6 +133,15 @@ def working_apart(now_s: float, draw: random.Random) -> CpuUse:
         toggling,
         stopped_by_its_limit,
         working_apart,
+        on_two_cpus(behind),
+        on_two_cpus(idling),
+        on_two_cpus(toggling),
+        on_two_cpus(stopped_by_its_limit),
+        spinning(3, 1.0, of=2),
+        spinning(40, 0.7, of=2),
+        spinning(2, 1.2, of=2),
+        crowded_unseen,
+        kept_busy_by_pid_1,
     ],
 )
 @pytest.mark.parametrize("seed", range(5))
@@ -167,7 +195,8 @@ def test_two_that_take_turns_are_one() -> None:
     assert tests.missed_s(100.0) < 50
     assert candidate.missed_s(100.0) >= 50
     # The other takes the CPU meanwhile.
-    assert missed_share(lambda now_s, draw: use(0.7 * now_s, thread(0.0, 0.7 * now_s))) < 0.5
+    both = [lambda now_s: thread(0.0, 0.7 * now_s), lambda now_s: thread(0.7 * now_s, 0.0)]
+    assert missed_share(lambda now_s, draw: use(0.7 * now_s, *(each(now_s) for each in both))) < 0.5
 
 
 @pytest.mark.parametrize(("machine_s", "missed_s"), [(20.0, 7.5), (5.5, 3.02), (2.5, 0.02)])
@@ -186,5 +215,8 @@ def test_many_looks_and_threads_take_no_long_time() -> None:
         counts.take(at_s, [use(0.2 * at_s, *[thread(0.001 * at_s, 0.9 * at_s) for _ in range(256)])])
     assert len(counts._looks[-1].threads) <= 64
     # Its cost is bounded by pairs of looks, not by their number.
+    began_s = time.thread_time()
     assert counts.missed_s(1000.0) >= 500
     assert counts.missed_s(10.0) >= 5
+    assert counts.missed_s(133.0) >= 66
+    assert time.thread_time() - began_s < 1.0

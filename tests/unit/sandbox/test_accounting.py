@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def make_thread(
 
 def read(account: Account | None, proc: Path, init_pid: int | None = None) -> CpuUse:
     assert account is not None
-    use = Account(account.usage, account.limit, account.threads, str(proc)).read(init_pid)
+    use = replace(account, proc=str(proc)).read(init_pid)
     assert use is not None
     return use
 
@@ -81,8 +82,36 @@ def test_what_pid_1_is_made_to_do_counts(tmp_path: Path) -> None:
     group = make_group(tmp_path / "cpuacct", cpuacct__usage="1000000000", tasks="")
     make_thread(tmp_path / "proc", 50, ran_s=0.5)
     account = find_account([group])
-    assert read(account, tmp_path / "proc", 50).used_s == 1.5
+    assert (read(account, tmp_path / "proc", 50).used_s, read(account, tmp_path / "proc", 50).init_s) == (1.5, 0.5)
     assert read(account, tmp_path / "proc", 51).used_s == 1.0
+
+
+def test_only_the_first_of_many_threads_are_read_and_that_is_told(tmp_path: Path) -> None:
+    many = [str(number) for number in range(100, 400)]
+    for number in many:
+        make_thread(tmp_path / "proc", int(number), "R")
+    for names, whole in ((many, False), (many[:5], True), ([*many[:5], "999"], False)):
+        group = make_group(tmp_path / f"g{len(names)}", cpuacct__usage="0", tasks="\n".join(names))
+        use = read(find_account([group]), tmp_path / "proc")
+        assert (use.whole, len(use.threads) <= 64) == (whole, True)
+
+
+@pytest.mark.parametrize(
+    ("files", "share"),
+    [
+        ({"cpu__max": "150000 100000\n"}, 1),
+        ({"cpu__max": "250000 100000\n"}, 2),
+        ({"cpu__max": "max 100000\n"}, None),
+        ({"cpu__cfs_quota_us": "100000\n", "cpu__cfs_period_us": "100000\n"}, 1),
+        ({"cpu__cfs_quota_us": "-1\n", "cpu__cfs_period_us": "100000\n"}, None),
+        ({"cpu__max": "1000 100000\n"}, 1),
+    ],
+)
+def test_a_quota_of_any_group_above_bounds_the_cpus(tmp_path: Path, files: dict[str, str], share: int | None) -> None:
+    make_group(tmp_path / "above", **files)
+    group = make_group(tmp_path / "above/between/own", cpuacct__usage="0", tasks="")
+    ours = len(os.sched_getaffinity(0))
+    assert read(find_account([group]), tmp_path / "proc").cpus == min(ours, share or ours)
 
 
 @pytest.mark.parametrize("low", [{"nice": 1}, {"policy": os.SCHED_IDLE}, {"policy": os.SCHED_BATCH}, {"group": 19}])
