@@ -44,6 +44,19 @@ def pytest_arguments(task: Task) -> tuple[str, ...] | None:
     )
 
 
+def import_path(task: Task) -> str:
+    """Return the directories for the import path of a task's tests, as the reporter takes them.
+
+    `python -m pytest` has its working directory before all others, and `pytest` does not.
+    """
+    paths = [each for each in task.env.get("PYTHONPATH", "").split(":") if each]
+    return (":" if _is_module(task) else "") + ":".join(paths)
+
+
+def _is_module(task: Task) -> bool:
+    return bool(task.test_command) and task.reader == "pytest" and task.test_command[1:3] == ("-m", "pytest")
+
+
 async def run_command_tests(sandbox: AsyncSandbox, task: Task, max_bytes: int) -> tuple[CommandResult, Report, float]:
     """Run a task's `test_command` and read what it says of each test.
 

@@ -28,6 +28,8 @@ class TestRecord:
     cpu_s: float = 0.0
     waited_s: float = 0.0
     """Seconds in which the test was ready to run and had no CPU."""
+    limit_s: float = 0.0
+    """Wall seconds that it may take, where there is a limit."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def _add_test(tests: dict[str, TestRecord], facts: dict[str, object]) -> None:
     earlier = tests.get(name)
     if earlier is not None and earlier.outcome != "passed":
         return
-    seconds = [_seconds(facts.get(key)) for key in ("wall_s", "cpu_s", "waited_s")]
+    seconds = [_seconds(facts.get(key)) for key in ("wall_s", "cpu_s", "waited_s", "limit_s")]
     tests[name] = TestRecord(str(outcome), *seconds)
 
 

@@ -161,7 +161,7 @@ class Relay:
     def __init__(self, tests: FrameStream, candidate: Candidate, test_cpu_s: float | None, clock: Clock) -> None:
         self._tests = tests
         self._candidate = candidate
-        self._test_cpu_s = test_cpu_s
+        self._every_cpu_s = self._test_cpu_s = test_cpu_s
         self._clock = clock
         self._asked_s = self._began_s = 0.0
         self._held_s = 0.0
@@ -198,7 +198,7 @@ class Relay:
         if frame.kind == b"J":
             self._keep(frame.body)
         elif frame.kind == b"B":
-            self._begin_test()
+            self._begin_test(frame.body)
         else:
             return False
         return True
@@ -217,11 +217,13 @@ class Relay:
             raise Malformed("more reports than tests can make")
         self.lines.append(line)
 
-    def _begin_test(self) -> None:
+    def _begin_test(self, own_cpu_s: bytes) -> None:
+        """Start the candidate's clock; a test may have a limit of its own."""
+        self._test_cpu_s = float(own_cpu_s) if own_cpu_s else self._every_cpu_s
         self._held_s, self._before = 0.0, None
         self._began_s = self._clock.monotonic_s()
-        if self._test_cpu_s is not None:
-            self._next_look_s = self._clock.monotonic_s() + _FIRST_LOOK_S
+        looks = self._test_cpu_s is not None
+        self._next_look_s = self._clock.monotonic_s() + _FIRST_LOOK_S if looks else math.inf
 
     async def _pass_on(self, frame: Frame) -> None:
         """Have one frame answered, unless the tests give up waiting or the candidate's time is over."""

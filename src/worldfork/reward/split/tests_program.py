@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from worldfork.reward.reporter import Reporter
+from worldfork.reward.reporter import Reporter, configured, hook
 from worldfork.reward.split import stubs
 from worldfork.reward.split.plan_text import PLAN
 from worldfork.reward.split.stream import Stream
@@ -29,13 +29,18 @@ class SplitReporter(Reporter):
     def pytest_runtest_logstart(self, nodeid: str, location: object) -> None:
         """Start the candidate's clock too."""
         stubs.STUBS.spoiled = ""
-        self.stream.send(b"B", b"")
+        cpu_s, _ = self.limits.get(nodeid, (0.0, 0.0))
+        self.stream.send(b"B", f"{cpu_s:g}".encode("ascii") if cpu_s else b"")
         super().pytest_runtest_logstart(nodeid, location)
+
+    def own_wall_s(self, limit_s: float) -> float:
+        """Return none: here a test's wall time is mostly the way to the candidate, whose own the host knows."""
+        return 0.0
 
     def pytest_runtest_logfinish(self, nodeid: str, location: object) -> None:
         """Fail a test that hid how its candidate ended."""
         if stubs.STUBS.spoiled:
-            self.phases["call"] = "failed"
+            self.phases.setdefault(nodeid, {})["call"] = "failed"
         super().pytest_runtest_logfinish(nodeid, location)
 
 
@@ -53,10 +58,11 @@ def main() -> NoReturn:
     sys.modules["_worldfork_split"] = stubs.STUBS  # type: ignore[assignment]
     reporter = SplitReporter(-1, float(sys.argv[1]))
     reporter.stream = stream
-    reporter.paths = [each for each in sys.argv[3].split(os.pathsep) if each]
-    pytest.hookimpl(hookwrapper=True, tryfirst=True)(Reporter.pytest_load_initial_conftests)
+    reporter.open_path(sys.argv[3])
+    hook(SplitReporter)
+    more = configured(sys.argv[4:], sys.argv[2])
     reporter.say(ready=1, python=sys.version.split()[0], pytest=pytest.__version__)
-    code = pytest.main(sys.argv[4:], plugins=[reporter])
+    code = pytest.main([*more, *sys.argv[4:]], plugins=[reporter])
     seen = {place: sorted(names) for place, names in stubs.STUBS.seen.items()}
     reporter.say(finished=int(code), shapes=seen, notes=stubs.STUBS.notes)
     sys.stderr.flush()

@@ -19,7 +19,7 @@ from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.arguments import TEST_ENV, WALL_FACTOR, find_configuration, fixed_args, test_limits
 from worldfork.reward.blame import STARVED_SHARE, check_host, is_most
-from worldfork.reward.commanded import pytest_arguments
+from worldfork.reward.commanded import import_path, pytest_arguments
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.report import Report, read_report
 from worldfork.reward.split.frames import VALUE_MODULES, FrameStream, program_argument, program_input
@@ -77,12 +77,14 @@ async def run_split(
         VerifierError: it could not be judged.
     """
     args, test_cpu_s = await _arguments(tests, task, hidden)
-    other = Candidate(candidate, {**TEST_ENV, "PYTHONPATH": ":".join(_paths(task))}, task.limits.grade_cpu_s)
+    paths = import_path(task)
+    # The candidate's Python has no empty path of its own: there it is the directory that it starts in.
+    absolute = dict.fromkeys(posixpath.join(TASK_DIRECTORY, each).rstrip("/") for each in paths.split(":") if paths)
+    other = Candidate(candidate, {**TEST_ENV, "PYTHONPATH": ":".join(absolute)}, task.limits.grade_cpu_s)
     # Its process starts while pytest does.
     began = asyncio.ensure_future(other.begin())
     try:
-        where = [TASK_DIRECTORY, ":".join(_paths(task))]
-        process = await _start_tests(tests, task, [f"{test_cpu_s or 0:g}", *where, *args])
+        process = await _start_tests(tests, task, [f"{test_cpu_s or 0:g}", TASK_DIRECTORY, paths, *args])
         run = _Run(tests, process, other, task, test_cpu_s, clock)
         await began
         trial = await run.serve(plan)
@@ -203,11 +205,6 @@ async def _arguments(tests: AsyncSandbox, task: Task, hidden: Iterable[str]) -> 
         longest = f"--timeout={task.limits.grade_wall_s:g}"
         args = [longest if each.startswith("--timeout=") else each for each in args]
     return [*fixed_args(task, configuration), *args], test_cpu_s
-
-
-def _paths(task: Task) -> list[str]:
-    """Return the directories for the import path, absolute."""
-    return [posixpath.join(TASK_DIRECTORY, each) for each in task.env.get("PYTHONPATH", "").split(":") if each]
 
 
 async def _look_late(
