@@ -7,6 +7,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -115,9 +116,33 @@ def others(many: int) -> Iterator[None]:
         yield
 
 
-def running() -> int:
-    """How many threads of the machine want a CPU, besides this one."""
-    return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1
+def busy_s() -> float:
+    """The CPU seconds that this machine has used."""
+    user, nice, system, _, _, irq, soft, *_ = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:])
+    return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
+
+
+class Calm:
+    """Waits until others leave the CPUs alone; for so long in all, since a machine that is shared may never do so."""
+
+    left_s = 60.0
+
+    def wait(self) -> None:
+        began_s = time.monotonic()
+        while True:
+            before_s, at_s = busy_s(), time.monotonic()
+            time.sleep(0.5)
+            if busy_s() - before_s < 0.3 * CPUS * (time.monotonic() - at_s):
+                break
+            if time.monotonic() - began_s > self.left_s:
+                # Half of a limit lost by what else runs is no attack's doing.
+                pytest.skip("others use this machine's CPUs: nobody can tell whom they starve")
+        self.left_s -= time.monotonic() - began_s
+
+
+@pytest.fixture(scope="module")
+def calm() -> Calm:
+    return Calm()
 
 
 def graded(of: Task, policy: object) -> Episode:
@@ -130,8 +155,10 @@ def graded(of: Task, policy: object) -> Episode:
 def learn(of: Task) -> None:
     """Have the task calibrated while there is a CPU for it; nothing is said of an episode on a busy machine."""
     for _ in range(3):
-        if graded(of, NopPolicy()).failure is None:
+        failure = graded(of, NopPolicy()).failure
+        if failure is None:
             return
+        assert failure.kind is FailureKind.OVERLOAD, failure
     pytest.skip("this machine is too busy to calibrate a task")
 
 
@@ -204,15 +231,17 @@ UNTIL_S = LIMITS.grade_wall_s - 0.7
         pytest.param(DOZES, CPUS - 1, "pytest", id="dozes"),
     ],
 )
-def test_wrong_code_does_not_void_its_score(attack: str, many: int, verifier: str) -> None:
+def test_wrong_code_does_not_void_its_score(attack: str, many: int, verifier: str, calm: Calm) -> None:
     of = a_task(verifier, task_id=f"starvation/wrong-{verifier}")
-    if running() > CPUS:
-        # Half of the limit lost by what else runs is no attack's doing.
-        pytest.skip("this machine is too busy already to tell who is starved")
     learn(of)
     text = WRONG.replace("    return", indent(attack, "    ") + "    return")
-    with others(many):
-        episode = graded(of, CandidatesPolicy({"one": {"answer.py": text}}))
+    for _ in range(2):
+        calm.wait()
+        with others(many):
+            episode = graded(of, CandidatesPolicy({"one": {"answer.py": text}}))
+        if episode.failure is None or episode.failure.kind is not FailureKind.OVERLOAD:
+            break
+        # Once that may be somebody else's doing, who began after the wait.
     assert episode.failure is None, episode.failure
     assert episode.reward is not None
     assert episode.reward < 1.0
