@@ -15,6 +15,17 @@ from worldfork.core.ids import content_id
 
 EDITS_FORMAT = 1
 
+MOST_DROPPED = 100
+"""Of paths that are not carried over, so many are named."""
+
+_WHY = {
+    "link": "a link",
+    "special": "no regular file",
+    "files": "more files than may be carried (limit carry_files)",
+    "bytes": "more bytes than may be carried (limit carry_bytes)",
+    "name": "a name that is no UTF-8",
+}
+
 
 @dataclass(frozen=True)
 class EditedFile:
@@ -37,7 +48,7 @@ class Edits:
     """Paths that were files in the starting state and are none now, sorted."""
     dropped: tuple[tuple[str, str], ...] = ()
     """(path, why) of what was there and is not carried over: `link`, `special`, `files`, `bytes`, `name`; sorted, at
-    most 100 of them. No part of `digest`."""
+    most `MOST_DROPPED` of them. No part of `digest`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", MappingProxyType(dict(sorted(self.files.items()))))
@@ -47,6 +58,15 @@ class Edits:
     def empty(self) -> bool:
         """Whether the starting state is as it was."""
         return not self.files and not self.removed
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For people: what of the editable files is not carried over, one line for each reason."""
+        by_why: dict[str, list[str]] = {}
+        for path, why in self.dropped:
+            by_why.setdefault(why, []).append(path)
+        least = "at least " if len(self.dropped) >= MOST_DROPPED else ""
+        return tuple(_note(paths, why, least) for why, paths in sorted(by_why.items()))
 
     @cached_property
     def digest(self) -> str:
@@ -91,3 +111,8 @@ class Edits:
     def __reduce__(self) -> tuple[object, ...]:
         # A mapping proxy cannot be pickled.
         return type(self), (dict(self.files), self.removed, self.dropped)
+
+
+def _note(paths: list[str], why: str, least: str) -> str:
+    others = f" and {least}{len(paths) - 1} more" if len(paths) > 1 else ""
+    return f"not carried: {paths[0][:150]}{others}: {_WHY.get(why, why)}"

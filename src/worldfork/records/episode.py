@@ -103,6 +103,9 @@ class Episode:
     """How the policy's turn ended: `finished`, `timed_out`, or the code of what befell its sandbox."""
     grade_end: str | None = None
     """How the tests' process ended, a reason of commands such as `exited` or `timed_out`."""
+    notes: tuple[str, ...] = ()
+    """For people: what kept the reward down, and what of the policy's files was not carried. A few lines, part of them
+    a policy's own words."""
     started_s: float = 0.0
     """Seconds since the Unix epoch."""
     timings: Timings = field(default_factory=Timings)
@@ -184,7 +187,7 @@ class Episode:
             raise FormatUnsupported(f"episode format {version} is newer than {EPISODE_FORMAT}", version=version)
         values = {each.name: data[each.name] for each in fields(cls) if each.name in data}
         try:
-            for name in ("expected", "passed", "failed", "untouched", "faults"):
+            for name in ("expected", "passed", "failed", "untouched", "faults", "notes"):
                 values[name] = tuple(values.get(name, ()))
             values["timings"] = Timings(**values.get("timings", {}))
             broken = values.get("failure")

@@ -10,9 +10,8 @@ from worldfork.content.compare import Change
 from worldfork.content.failures import naming
 from worldfork.content.merged import MergedView
 from worldfork.content.stack import Node
-from worldfork.records.edits import EditedFile, Edits
+from worldfork.records.edits import MOST_DROPPED, EditedFile, Edits
 
-_MOST_DROPPED = 100
 _CHUNK_BYTES = 1 << 20
 
 
@@ -73,7 +72,7 @@ class Gathering:
 
     def drop(self, path: str, why: str) -> None:
         """Note what is not carried."""
-        if len(self._dropped) < _MOST_DROPPED:
+        if len(self._dropped) < MOST_DROPPED:
             self._dropped.add((path.encode("utf-8", "backslashreplace").decode("utf-8"), why))
 
     def edits(self, new: MergedView) -> Edits:

@@ -298,7 +298,7 @@ class Attempt:
             rollout_id=self.which.rollout_id,
         )
         if grade is not None:
-            episode = graded(episode, grade)
+            episode = graded(episode, grade, self.edits)
         return Outcome(episode, pieces.all, self._acted)
 
     @contextlib.asynccontextmanager

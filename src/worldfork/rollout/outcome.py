@@ -15,6 +15,9 @@ from worldfork.reward.patching import diff_of
 from worldfork.reward.verifier import Grade, Start, Verifier, checked_reward
 from worldfork.rollout.run_directory import trajectory_bytes
 
+_MOST_NOTES = 10
+_NOTE_CHARACTERS = 300
+
 
 @dataclass(frozen=True)
 class Which:
@@ -80,8 +83,15 @@ class Pieces:
         return tuple(piece for piece in (self.edits, self.diff, self.trajectory) if piece is not None)
 
 
-def graded(episode: Episode, grade: Grade) -> Episode:
-    """Return a scored episode with what a verifier said."""
+def graded(episode: Episode, grade: Grade, edits: Edits | None) -> Episode:
+    """Return a scored episode with what a verifier said.
+
+    Args:
+        episode: which rollout.
+        grade: of it.
+        edits: what was graded; None where nothing could be read.
+    """
+    notes = [*(edits.notes if edits is not None else ()), *grade.notes]
     return replace(
         episode,
         reward=grade.reward,
@@ -95,6 +105,7 @@ def graded(episode: Episode, grade: Grade) -> Episode:
         grading_sandbox_id=grade.sandbox_id,
         trust=grade.trust,
         judged_by=grade.judged_by,
+        notes=tuple(each[:_NOTE_CHARACTERS] for each in notes[:_MOST_NOTES]),
     )
 
 

@@ -160,7 +160,7 @@ class _Work:
             grade_cpu_s=grade.cpu_s,
             total_s=clock.monotonic_s() - began_s,
         )
-        return replace(graded(after, grade), timings=timings, snapshot_id=start.snapshot_id)
+        return replace(graded(after, grade, edits), timings=timings, snapshot_id=start.snapshot_id)
 
     def _edits(self, before: Episode) -> Edits | None:
         """Return what the policy left; None only where it is known that this was nothing."""

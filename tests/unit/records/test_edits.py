@@ -28,6 +28,15 @@ def test_what_is_no_edits(data: bytes) -> None:
         Edits.from_bytes(data)
 
 
+def test_what_is_not_carried_is_told_by_reason() -> None:
+    assert EDITS.notes == ("not carried: l: a link",)
+    assert Edits().notes == ()
+    many = Edits(dropped=(("x", "bytes"), *((f"d/{number:03}", "files") for number in range(99))))
+    told = many.notes
+    assert told[0] == "not carried: x: more bytes than may be carried (limit carry_bytes)"
+    assert told[1] == "not carried: d/000 and at least 98 more: more files than may be carried (limit carry_files)"
+
+
 def test_a_newer_format_is_refused() -> None:
     with pytest.raises(FormatUnsupported):
         Edits.from_bytes(b'{"format":2}')

@@ -21,6 +21,7 @@ def scored(**changes: Any) -> Episode:
         "expected": ("t::a", "t::b"),
         "passed": ("t::a",),
         "failed": ("t::b",),
+        "notes": ("the tests ended as timed_out",),
         "timings": Timings(fork_s=0.004, total_s=0.3),
         "snapshot_id": "sn-aaaaaaaaaaaaaaaa",
     }

@@ -64,7 +64,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def by_content(case: Case) -> Grade:
-    return Grade(1.0 if case.edits.files["a.py"].content != b"bad" else 0.0, expected=("a",))
+    return Grade(1.0 if case.edits.files["a.py"].content != b"bad" else 0.0, expected=("a",), notes=("told",))
 
 
 def again(run: RunDirectory, verifier: Verifier, **options: Any) -> list[Regraded]:
@@ -81,6 +81,7 @@ def test_all_that_left_something_is_graded_again(run: RunDirectory) -> None:
     assert sorted(told) == [0, 1, 2, 3]
     assert (results[1].after.passed, results[1].after.expected) == ((), ("a",))
     assert results[0].after.verifier_id == "played"
+    assert results[0].after.notes == ("told",)
     assert verifier.cases[0].key == f"{a_task().task_hash}:sb-0:2"
     assert StoredRun(run.path).episodes == before
     (journal,) = regraded_journals(run.path)

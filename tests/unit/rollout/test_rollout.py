@@ -97,6 +97,15 @@ def test_a_scored_episode_tells_all(carrying: Carrying) -> None:
     assert carrying.left.dropped == 1
 
 
+def test_an_episode_tells_why_it_is_worth_so_little(carrying: Carrying) -> None:
+    carrying.left = Left(Edits({"a.py": EditedFile(b"mine")}, dropped=(("b.py", "files"),)))
+    said = [f"{number} {'x' * 500}" for number in range(20)]
+    episode = run(Acting(), verifier=Verifier(give=lambda _: Grade(reward=0.0, notes=tuple(said))))
+    assert episode.notes[0].startswith("not carried: b.py")
+    assert episode.notes[1] == said[0][:300]
+    assert len(episode.notes) == 10
+
+
 def test_what_an_episode_names_comes_with_it() -> None:
     async def act(sandbox: Any, turn: Any) -> None:
         turn.note("seen")
