@@ -43,20 +43,11 @@ class StopRule:
         Args:
             rewards: of the first rollouts, by index; None where one failed.
         """
-        scored: list[float] = []
-        for count, reward in enumerate(rewards, start=1):
-            if reward is not None:
-                scored.append(reward)
-                if self._holds(scored):
-                    return count
+        prefix = Prefix(self)
+        for index, reward in enumerate(rewards):
+            if prefix.add(index, reward):
+                return prefix.cut
         return None
-
-    def _holds(self, scored: Sequence[float]) -> bool:
-        if self.target_reward is not None and scored[-1] >= self.target_reward:
-            return True
-        if self.successes is not None and sum(each >= self.success_reward for each in scored) >= self.successes:
-            return True
-        return self.no_variance is not None and len(scored) == self.no_variance and min(scored) == max(scored)
 
 
 class Prefix:
@@ -67,23 +58,41 @@ class Prefix:
         """How many of the first rollouts count; None while all do."""
         self._rule = rule
         self._rewards: dict[int, float | None] = {}
-        self._first: list[float | None] = []
+        self._known = 0
+        """How many of the first are known. Of those, as far as they are scored:"""
+        self._scored = 0
+        self._successes = 0
+        self._first: float | None = None
+        self._varies = False
 
     def add(self, index: int, reward: float | None) -> bool:
         """Take the reward of a rollout that ended; return whether the group is cut by that."""
         if self._rule is None or self.cut is not None:
             return False
         self._rewards[index] = reward
-        while len(self._first) in self._rewards:
-            self._first.append(self._rewards.pop(len(self._first)))
-            self.cut = self._rule.cut(self._first)
-            if self.cut is not None:
+        while self._known in self._rewards:
+            reward = self._rewards.pop(self._known)
+            self._known += 1
+            if reward is not None and self._holds(self._rule, reward):
+                self.cut = self._known
                 return True
         return False
 
+    def _holds(self, rule: StopRule, reward: float) -> bool:
+        """Count the next reward in; return whether the rule holds with it. Groups may be long: in constant time."""
+        self._first = reward if self._first is None else self._first
+        self._scored += 1
+        self._successes += reward >= rule.success_reward
+        self._varies = self._varies or reward != self._first
+        if rule.target_reward is not None and reward >= rule.target_reward:
+            return True
+        if rule.successes is not None and self._successes >= rule.successes:
+            return True
+        return rule.no_variance == self._scored and not self._varies
+
     def counts(self, index: int) -> bool:
         """Whether it is certain that a rollout is not left out, whatever the others before it bring."""
-        known = len(self._first) if self.cut is None else self.cut
+        known = self._known if self.cut is None else self.cut
         return self._rule is None or index < known
 
     def leaves_out(self, index: int) -> bool:

@@ -40,6 +40,33 @@ def test_the_order_in_which_rollouts_end_changes_nothing() -> None:
         assert [prefix.leaves_out(index) for index in range(5)] == [False, False, False, False, True]
 
 
+class Reward(float):
+    """Counts how often rewards are looked at."""
+
+    looks = 0
+
+    def __ge__(self, other: float) -> bool:
+        Reward.looks += 1
+        return float(self) >= other
+
+    def __ne__(self, other: object) -> bool:
+        Reward.looks += 1
+        return float(self) != other
+
+    __hash__ = float.__hash__
+
+
+def test_a_long_group_looks_at_each_reward_a_few_times() -> None:
+    """All of a resumed run's come at once, on the event loop."""
+    prefix = Prefix(StopRule(successes=1, target_reward=1.0, no_variance=5_000))
+    Reward.looks = 0
+    for index in range(2_000):
+        prefix.add(1_999 - index, Reward(0.25))
+    assert prefix.cut is None
+    assert prefix.counts(1_999)
+    assert Reward.looks <= 5 * 2_000
+
+
 @pytest.mark.parametrize(
     "options",
     [{"successes": 0}, {"successes": True}, {"no_variance": 1}, {"target_reward": 1.5}, {"success_reward": -1.0}],
