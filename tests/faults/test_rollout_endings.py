@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.rolling import RIGHT, Forked, a_task, states
+from tests.faults.rolling import RIGHT, Acting, Forked, a_task, solve, states
 
 from worldfork.core.errors import Locked, SandboxError, StoreError, VerifierError
 from worldfork.lineage.asynchronous import AsyncSandbox
@@ -26,6 +26,8 @@ from worldfork.lineage.place import place
 from worldfork.records.episode import FailureKind
 from worldfork.reward.verifier import Case, Grade
 from worldfork.rollout import opened as module
+from worldfork.rollout.faults import FaultRules
+from worldfork.rollout.group import run_rollouts
 from worldfork.rollout.ledger import Ledger
 from worldfork.rollout.leftovers import ends_of, sweep_ends
 from worldfork.rollout.opened import AsyncRollout, open_rollout
@@ -121,6 +123,20 @@ def test_an_opener_that_just_ends_makes_no_reward(starts: StartingStates) -> Non
     assert episode.failure is not None
     assert episode.failure.kind is FailureKind.LOST
     found.close()
+
+
+def test_the_end_of_a_process_in_the_middle_of_a_group_makes_no_reward(starts: StartingStates) -> None:
+    async def act(sandbox: AsyncSandbox, turn: Any) -> None:
+        await solve(sandbox, turn)
+        # As at exit: the loop of a daemon thread goes on for a while.
+        sandbox._live.end_now()
+        await sandbox.sh("true")
+
+    rules = FaultRules(retries={})
+    [episode] = through(run_rollouts, [a_task()], Acting(act), n=1, starts=starts, verifier=Forked(), rules=rules)
+    assert episode.reward is None
+    assert episode.failure is not None
+    assert episode.failure.kind is FailureKind.LOST
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.reward.played import a_task
 
-from worldfork.core.errors import NotFound
+from worldfork.core.errors import Locked, NotFound
 from worldfork.rollout import ledger as ledgers
 from worldfork.rollout.ledger import REMEMBERED_S, Facts, Ledger, forget_old
 
@@ -46,6 +47,48 @@ def test_what_was_over_long_ago_is_forgotten(tmp_path: Path, monkeypatch: pytest
     assert later.task() == a_task()
     forget_old(tmp_path, OVER_S + 1000 + ledgers.LOOK_EVERY_S)
     assert [path.name for path in tmp_path.rglob("*")] == ["tasks"]
+
+
+def test_no_forked_child_keeps_a_turn(tmp_path: Path) -> None:
+    ledger = begun(tmp_path)
+
+    async def fork_in_turn() -> tuple[int, int]:
+        read, write = os.pipe()
+        async with ledger.turn(0.0):
+            child = os.fork()
+            if child == 0:
+                os.close(write)
+                os.read(read, 1)
+                os._exit(0)
+        os.close(read)
+        return child, write
+
+    child, write = asyncio.run(fork_in_turn())
+
+    async def take() -> None:
+        async with ledger.turn(0.0):
+            with pytest.raises(Locked):
+                async with ledger.turn(0.0):
+                    pass
+
+    try:
+        asyncio.run(take())
+    finally:
+        os.close(write)
+        os.waitpid(child, 0)
+
+
+def test_what_is_closed_and_left_keeps_no_state(tmp_path: Path) -> None:
+    ledger = begun(tmp_path)
+    assert ledger.states() is None
+    ledger.set_closed()
+
+    async def while_graded() -> set[str] | None:
+        async with ledger.turn(0.0):
+            return ledger.states()
+
+    assert asyncio.run(while_graded()) is None
+    assert ledger.states() == set()
 
 
 def test_steps_of_many_are_read_in_order_up_to_what_was_torn(tmp_path: Path) -> None:

@@ -171,3 +171,16 @@ def test_what_recorders_logged_is_taken_up_by_another() -> None:
     assert trajectory.facts == {"model": "none"}
     assert trajectory.steps[0].message == "I look."
     assert found.commands_s == 3.0
+    assert not trajectory.truncated
+
+
+def test_a_record_that_was_cut_says_so_to_others_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MAX_STEPS", 3)
+    lines: list[dict[str, Any]] = []
+    recorder = Recorder(ManualClock(), log=lines.append)
+    for number in range(5):
+        recorder.note(str(number))
+    assert len(lines) == 4
+    found = Recorder(ManualClock())
+    found.replay(lines)
+    assert found.trajectory() == recorder.trajectory()
