@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 from worldfork.core.errors import PathError, VerifierError
 from worldfork.lineage.asynchronous import AsyncSandbox
@@ -12,9 +13,7 @@ from worldfork.records.episode import FailureKind
 from worldfork.records.globs import is_editable
 from worldfork.records.task import Task
 from worldfork.reward.places import TASK_DIRECTORY, inside_task
-
-WALL_FACTOR = 4
-"""A test's own time limit counts CPU seconds; its wall time may be this many times as long."""
+from worldfork.reward.reporter import WALL_FACTOR as WALL_FACTOR
 
 TEST_ENV = {
     "PYTEST_ADDOPTS": "",
@@ -52,6 +51,8 @@ PLUGINS = {
 """Options of plug-ins: a task that names one wants the plug-in. Any other is named by `-p`."""
 
 _MAX_CONFIGURATION_BYTES = 1 << 20
+_MARKED = re.compile(rb"\bmark\s*\.\s*timeout\s*\(\s*(?:timeout\s*=\s*)?(\d+(?:\.\d*)?|\.\d+)")
+_CONFIGURED = re.compile(rb"(?:^[ \t]*|--)timeout[\"']?[ \t]*[= ][ \t]*[\"']?(\d+(?:\.\d*)?|\.\d+)", re.MULTILINE)
 
 
 def fixed_args(task: Task, configuration: str | None = None) -> list[str]:
@@ -105,6 +106,29 @@ async def find_configuration(sandbox: AsyncSandbox, task: Task, tests: Iterable[
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 raise
     return None
+
+
+async def shortest_limit(sandbox: AsyncSandbox, tests: Mapping[str, bytes], configuration: str | None) -> float | None:
+    """Return the shortest limit that the tests' own marks and configuration set for a test, in seconds.
+
+    What a report says of a test's limit may have been written by code under test; nothing below this is believed.
+
+    Args:
+        sandbox: where the configuration is, if it is none of the hidden tests.
+        tests: those, path of the task -> content.
+        configuration: its path of the task.
+
+    Raises:
+        SandboxError: the sandbox could not be read.
+    """
+    texts = [content for path, content in tests.items() if path.endswith(".py")]
+    found = [number for text in texts for number in _MARKED.findall(text[:_MAX_CONFIGURATION_BYTES])]
+    if configuration:
+        text = tests.get(configuration)
+        if text is None:
+            text = await sandbox.read_file(inside_task(configuration), max_bytes=_MAX_CONFIGURATION_BYTES)
+        found += _CONFIGURED.findall(text)
+    return min((float(number) for number in found if float(number) > 0), default=None)
 
 
 def test_limits(test_args: Sequence[str]) -> tuple[list[str], float | None]:

@@ -19,6 +19,7 @@ from worldfork.reward.arguments import (
     WALL_FACTOR,
     find_configuration,
     fixed_args,
+    shortest_limit,
     test_limits,
 )
 from worldfork.reward.blame import (
@@ -32,7 +33,7 @@ from worldfork.reward.blame import (
     run_watched,
     settle_looks,
 )
-from worldfork.reward.commanded import pytest_arguments, run_command_tests
+from worldfork.reward.commanded import import_path, pytest_arguments, run_command_tests
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.preparing import Prepared, prepare
 from worldfork.reward.report import Report, TestRecord, read_report
@@ -41,6 +42,9 @@ from worldfork.sandbox.command import CommandResult, Reason
 
 MAX_REPORT_BYTES = 16 << 20
 """More output than this ends the tests; what was reported by then counts."""
+
+_MOST_LIMITS = 8
+"""So many limits of tests that were late are asked about."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Trial:
     missed_s: float = 0.0
     """At the wall limit: for how long others had the CPU that the tests wanted."""
     test_wall_s: float | None = None
-    """The wall time that one test may take."""
+    """The shortest wall time that a limit leaves to a test."""
     last_words: str = ""
     """The end of what pytest, or the rebuild step, printed; for people."""
     starved: frozenset[str] = frozenset()
@@ -69,6 +73,10 @@ class Trial:
         outcomes = {test.outcome for test in self.report.tests.values()}
         return self.end == Reason.EXITED.value and self.report.finished and outcomes == {"passed"}
 
+    def limit_s(self, test: TestRecord) -> float:
+        """Return the wall time that a test may take. What the report says of it is no less than the shortest."""
+        return max(test.limit_s, self.test_wall_s or 0.0)
+
     def late(self) -> dict[str, TestRecord]:
         """Return the tests that their own wall limit struck, if the report is to be believed."""
         if self.test_wall_s is None or self.end == Reason.TIMED_OUT.value:
@@ -76,7 +84,7 @@ class Trial:
         return {
             name: test
             for name, test in self.report.tests.items()
-            if test.outcome != "passed" and 0.99 * self.test_wall_s <= test.wall_s <= self.wall_s
+            if test.outcome != "passed" and 0.99 * self.limit_s(test) <= test.wall_s <= self.wall_s
         }
 
     def is_starved(self, ids: frozenset[str]) -> bool:
@@ -107,9 +115,10 @@ async def run_tests(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edit
     limits = None if arguments is None else test_limits(arguments)
     # Before a rebuild step may have put one there.
     configuration = await find_configuration(sandbox, task, start.tests) if limits else None
+    own_s = await shortest_limit(sandbox, start.tests, configuration) if limits else None
     try:
         async with prepare(sandbox, task, start, edits) as prepared:
-            trial = await _in_prepared(prepared, task, configuration, limits)
+            trial = await _in_prepared(prepared, task, configuration, limits, own_s)
             return replace(trial, notes=prepared.notes)
     except (SandboxDied, OutOfSpace) as error:
         if not edits.empty:
@@ -119,7 +128,11 @@ async def run_tests(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edit
 
 
 async def _in_prepared(
-    prepared: Prepared, task: Task, configuration: str | None, limits: tuple[list[str], float | None] | None
+    prepared: Prepared,
+    task: Task,
+    configuration: str | None,
+    limits: tuple[list[str], float | None] | None,
+    own_s: float | None,
 ) -> Trial:
     sandbox, broken = prepared.sandbox, prepared.broken
     if broken is not None:
@@ -129,7 +142,9 @@ async def _in_prepared(
         if limits is None:
             trial = await _commanded(sandbox, task)
         else:
-            trial = await _run(sandbox, task, [*fixed_args(task, configuration), *limits[0]], limits[1], looks)
+            args, test_cpu_s = [*fixed_args(task, configuration), *limits[0]], limits[1]
+            test_wall_s = min((WALL_FACTOR * each for each in (test_cpu_s, own_s) if each), default=None)
+            trial = await _run(sandbox, task, args, test_cpu_s, test_wall_s, looks)
         if not trial.flawless:
             # Of a child that the host ended for its memory nobody else tells.
             await check_host(sandbox)
@@ -160,17 +175,25 @@ def find_starved(trial: Trial, looks: Looks) -> frozenset[str]:
     if not late or trial.test_wall_s is None:
         return frozenset()
     if looks.counted:
-        starved = is_most(looks.missed_s(trial.test_wall_s), trial.test_wall_s)
-        return frozenset(late) if starved else frozenset()
+        # Few, and the longest: what the report says may have been made up.
+        windows_s = sorted({trial.limit_s(test) for test in late.values()}, reverse=True)[:_MOST_LIMITS]
+        starved_s = {each for each in windows_s if is_most(looks.missed_s(each), each)}
+        return frozenset(name for name, test in late.items() if trial.limit_s(test) in starved_s)
     missed_s = looks.missed_s(trial.wall_s)
     if trial.cpu_s >= STARVED_SHARE * trial.wall_s:
         return frozenset()
     return frozenset(name for name, test in late.items() if is_most(min(missed_s, test.waited_s), test.wall_s))
 
 
-async def _run(sandbox: AsyncSandbox, task: Task, args: list[str], test_cpu_s: float | None, looks: Looks) -> Trial:
-    test_wall_s = test_cpu_s * WALL_FACTOR if test_cpu_s else None
-    arguments = [f"{test_cpu_s or 0:g}", *_where(task), *args]
+async def _run(
+    sandbox: AsyncSandbox,
+    task: Task,
+    args: list[str],
+    test_cpu_s: float | None,
+    test_wall_s: float | None,
+    looks: Looks,
+) -> Trial:
+    arguments = [f"{test_cpu_s or 0:g}", TASK_DIRECTORY, import_path(task), *args]
     result, missed_s = await _python(sandbox, task, arguments, looks, test_wall_s)
     # In a thread: what code under test wrote may take seconds to read.
     report = await in_thread(read_report, result.stdout_bytes)
@@ -192,10 +215,6 @@ async def _run(sandbox: AsyncSandbox, task: Task, args: list[str], test_cpu_s: f
         test_wall_s=test_wall_s,
         last_words=_last_words(result),
     )
-
-
-def _where(task: Task) -> tuple[str, str]:
-    return TASK_DIRECTORY, task.env.get("PYTHONPATH", "")
 
 
 async def _python(

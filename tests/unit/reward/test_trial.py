@@ -4,6 +4,7 @@ import ast
 import asyncio
 import math
 import resource
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -424,6 +425,9 @@ def asked(case: Trial, *waits_s: float) -> frozenset[str]:
         (trial(tests={"a": LATE}, test_wall_s=None), (0.0, 30.0), False),
         (trial(tests={"a": LATE}, end="timed_out"), (0.0, 30.0), False),
         (trial(tests={"a": LATE}), (), False),
+        (trial(tests={"a": replace(LATE, limit_s=32.0)}, test_wall_s=4.0), (0.0, 30.0), True),
+        (trial(tests={"a": replace(LATE, limit_s=36.0)}), (0.0, 30.0), False),
+        (trial(tests={"a": replace(QUICK, limit_s=0.001)}), (0.0, 30.0), False),
     ],
 )
 def test_where_a_cgroup_counts_the_report_proves_nothing(

@@ -12,6 +12,7 @@ from typing import Any
 
 from worldfork.core.clock import Clock
 from worldfork.core.errors import OutOfSpace, SandboxDied, SandboxError
+from worldfork.core.threads import in_thread
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.reward.arguments import WALL_FACTOR
 from worldfork.reward.blame import Looks, is_most, look_until
@@ -19,7 +20,6 @@ from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.split.frames import VALUE_MODULES, Frame, FrameStream, new_token, program_argument, program_input
 from worldfork.reward.split.use import Use, sandbox_use
 from worldfork.reward.split.values import FROM_TESTS_ONLY, Malformed, scan
-from worldfork.sandbox.command import Reason
 
 MAX_CANDIDATE_BYTES = 64 << 20
 """What a candidate may answer in one grading, in bytes."""
@@ -49,11 +49,8 @@ class Candidate:
         self._starts = self._frames = self._bytes = 0
         self._gone = ""
         self.cpu_s = 0.0
-        self.killed_for_memory = False
         self.looks = Looks()
         self._tests: AsyncSandbox | None = None
-        self.died: SandboxError | None = None
-        """What ended its sandbox; the grading is over for it then."""
 
     async def begin(self) -> None:
         """Start its process ahead of the first call; what stands in the way is told then."""
@@ -77,7 +74,7 @@ class Candidate:
         except (SandboxDied, OutOfSpace) as error:
             if isinstance(error, OutOfSpace) and error.scope != "sandbox":
                 raise
-            self.died, self._stream, self._gone = error, None, "the candidate's sandbox is gone"
+            self._stream, self._gone = None, "the candidate's sandbox is gone"
             raise CandidateFailed(self._gone) from None
         except (CandidateFailed, Malformed, BrokenPipeError) as error:
             await self.end()
@@ -127,7 +124,6 @@ class Candidate:
                 result = await stream.process.wait()
             self.cpu_s += result.cpu_s
             self._left_cpu_s -= result.cpu_s
-            self.killed_for_memory |= result.reason is Reason.OOM_KILLED
 
     async def watch(self, tests: AsyncSandbox, wall_s: float, clock: Clock, part_wall_s: float | None) -> None:
         """Look at its sandbox, and at that of the tests it takes turns with, until some time is over."""
@@ -146,7 +142,7 @@ class Candidate:
             await self.looks.count(self._sandbox, self._tests)
         if not self.looks.counted:
             return use.is_starved(before, wall_s)
-        return is_most(self.looks.missed_s(wall_s, since_s), wall_s)
+        return is_most(await in_thread(self.looks.missed_s, wall_s, since_s), wall_s)
 
     async def use(self) -> Use:
         """Return how its process has used the CPU; zeros where there is none."""

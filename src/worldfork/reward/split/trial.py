@@ -14,6 +14,7 @@ from typing import Any
 
 from worldfork.core.clock import Clock
 from worldfork.core.errors import OutOfSpace, SandboxDied, SandboxError, VerifierError
+from worldfork.core.threads import in_thread
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
@@ -54,6 +55,11 @@ class SplitTrial:
     notes: tuple[str, ...] = ()
     last_words: str = ""
 
+    @property
+    def flawless(self) -> bool:
+        """Whether all that ran has passed."""
+        return Trial(self.report, self.end, self.cpu_s, self.wall_s).flawless
+
     def is_starved(self, ids: frozenset[str]) -> bool:
         """True where a wall limit struck one of these tests because the machine had no CPU for it."""
         return self.starved or bool(ids & self.starved_tests)
@@ -92,7 +98,8 @@ async def run_split(
         began.cancel()
         await asyncio.gather(began, return_exceptions=True)
         await other.end()
-    if other.died is not None or other.killed_for_memory:
+    if not trial.flawless:
+        # Of a child that the host ended for its memory nobody else tells.
         await check_host(candidate)
     return replace(trial, cpu_s=trial.cpu_s + other.cpu_s)
 
@@ -145,31 +152,38 @@ class _Run:
             self._process.kill()
         finally:
             late.cancel()
-        if end == Reason.OOM_KILLED.value:
-            await check_host(self._tests)
+        wall_s = self._clock.monotonic_s() - began_s
         starved = end == Reason.TIMED_OUT.value and _found_starved(late)
-        return self._trial(end, cpu_s, self._clock.monotonic_s() - began_s, starved)
-
-    def _test_wall_s(self) -> float | None:
-        return None if self._test_cpu_s is None else self._test_cpu_s * WALL_FACTOR
-
-    def _starved_tests(self, report: Report, end: str, cpu_s: float, wall_s: float) -> frozenset[str]:
-        alone = Trial(report, end, cpu_s, wall_s, test_wall_s=self._test_wall_s())
-        if self._candidate.looks.counted:
-            return find_starved(alone, self._candidate.looks)
-        if cpu_s >= STARVED_SHARE * wall_s:
-            return frozenset()
-        # No code of the candidate runs where this report is written, so it is believed.
-        return frozenset(name for name, test in alone.late().items() if is_most(test.waited_s, test.wall_s))
-
-    def _trial(self, end: str, cpu_s: float, wall_s: float, starved: bool) -> SplitTrial:
-        report = read_report(b"".join(line + b"\n" for line in self._relay.lines))
-        if not report.ready:
+        # In a thread: how much there is to read, and how many looks, is up to the candidate.
+        trial = await in_thread(self._trial, end, cpu_s, wall_s, starved)
+        if trial is None or not trial.flawless:
+            await check_host(self._tests)
+        if trial is None:
             raise VerifierError(
                 f"pytest did not start ({end}): {self._stream.last_words or 'no output'}",
                 remedy="the world needs `python` with pytest and pytest-timeout on its PATH",
                 kind=FailureKind.GRADING,
             )
+        return trial
+
+    def _test_wall_s(self) -> float | None:
+        return None if self._test_cpu_s is None else self._test_cpu_s * WALL_FACTOR
+
+    def _starved_tests(self, report: Report, end: str, cpu_s: float, wall_s: float) -> frozenset[str]:
+        # No code of the candidate runs where this report is written, so it is believed.
+        limits_s = [self._test_wall_s() or 0.0, *(test.limit_s for test in report.tests.values())]
+        alone = Trial(report, end, cpu_s, wall_s, test_wall_s=min(filter(None, limits_s), default=None))
+        if self._candidate.looks.counted:
+            return find_starved(alone, self._candidate.looks)
+        if cpu_s >= STARVED_SHARE * wall_s:
+            return frozenset()
+        return frozenset(name for name, test in alone.late().items() if is_most(test.waited_s, test.wall_s))
+
+    def _trial(self, end: str, cpu_s: float, wall_s: float, starved: bool) -> SplitTrial | None:
+        """Return what came of it; None where pytest did not start."""
+        report = read_report(b"".join(line + b"\n" for line in self._relay.lines))
+        if not report.ready:
+            return None
         shapes, notes = read_shapes(self._relay.lines)
         return SplitTrial(
             report,
@@ -217,7 +231,7 @@ async def _look_late(
     await candidate.watch(tests, wall_s, clock, part_wall_s)
     looks = candidate.looks
     if looks.counted:
-        return is_most(looks.missed_s(wall_s), wall_s)
+        return is_most(await in_thread(looks.missed_s, wall_s), wall_s)
     if looks.took_it_all(wall_s):
         # What took the CPU from it may be gone by now.
         return False

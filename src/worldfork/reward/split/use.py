@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 
 from worldfork.core.errors import PathError
 from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.reward.blame import STARVED_SHARE
 from worldfork.reward.priority import is_confined, stands_back
-
-_STARVED_SHARE = 0.5
-_TICKS_PER_S = 100
-"""The kernel's unit in /proc/PID/stat, on every architecture."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Use:
         if self.stood_back or before.stood_back:
             return False
         waited_s, all_cpu_s = self.waited_s - before.waited_s, self.all_cpu_s - before.all_cpu_s
-        return waited_s >= _STARVED_SHARE * wall_s > all_cpu_s and not self.crowded
+        return waited_s >= STARVED_SHARE * wall_s > all_cpu_s and not self.crowded
 
 
 async def sandbox_use(sandbox: AsyncSandbox, pid: int) -> Use:
@@ -50,7 +48,7 @@ async def sandbox_use(sandbox: AsyncSandbox, pid: int) -> Use:
                 stat = await sandbox.read_file(f"/proc/{entry.name}/stat", max_bytes=4096)
                 found[int(entry.name)] = stat.rpartition(b")")[2].split()
     waits, status, group = [await _read(sandbox, pid, name) for name in ("schedstat", "status", "autogroup")]
-    used_s = {each: sum(map(int, fields[11:15])) / _TICKS_PER_S for each, fields in found.items()}
+    used_s = {each: sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") for each, fields in found.items()}
     return Use(
         cpu_s=used_s.get(pid, 0.0),
         # The kernel's sched-stats: on a CPU, ready without one, turns.
