@@ -20,12 +20,15 @@ from worldfork.core.ids import is_id
 from worldfork.lineage.place import Place, place
 from worldfork.lineage.snapshots import wait_durable
 from worldfork.records.snapshot import SnapshotRecord
-from worldfork.rollout.journal import read_journal
+from worldfork.rollout.journal import read_journal, run_of
 from worldfork.rollout.ledger import Ledger
 from worldfork.store.faultpoints import fault
 
 _LABEL = "end of a rollout of "
 _FOR = " for "
+_OF = " of "
+_UNKNOWN = "unknown"
+"""A run that no journal is of: what is labelled so stays undecided."""
 _log = logging.getLogger("worldfork")
 _swept: weakref.WeakSet[Place] = weakref.WeakSet()
 
@@ -38,19 +41,32 @@ def end_label(book: Path | None = None) -> str:
             one the state goes with this process.
     """
     label = f"{_LABEL}{place().store.owner_id}"
-    return label if book is None else f"{label}{_FOR}{_quoted(book)}"
+    if book is None:
+        return label
+    run_id = _run_of(book)
+    return f"{label}{_FOR}{_quoted(book)}" + (f"{_OF}{run_id}" if run_id else "")
+
+
+def _run_of(book: Path) -> str:
+    """Return whose book lies there: directories are moved and made anew. A ledger's name says so already."""
+    if is_id("sb", book.name):
+        return ""
+    with contextlib.suppress(WorldforkError):
+        return run_of(book) or _UNKNOWN
+    return _UNKNOWN
 
 
 def _quoted(book: Path) -> str:
     return urllib.parse.quote_from_bytes(os.fsencode(book.absolute()))
 
 
-def _parts(label: str | None) -> tuple[str, str]:
-    """Return who took a state and which book decides about it, quoted; each empty where there is none."""
+def _parts(label: str | None) -> tuple[str, str, str]:
+    """Return who took a state, which book decides about it, quoted, and of which run; each empty where not said."""
     if not label or not label.startswith(_LABEL):
-        return "", ""
+        return "", "", ""
     owner_id, _, book = label.removeprefix(_LABEL).partition(_FOR)
-    return owner_id, book
+    book, _, run_id = book.partition(_OF)
+    return owner_id, book, run_id
 
 
 def kept_label(sandbox_id: str | None) -> str:
@@ -122,18 +138,18 @@ async def sweep_once(here: Place) -> None:
 def sweep_ends(here: Place) -> list[str]:
     """Decide about the states of processes that died before they did so; return the ids of those that went."""
     gone, staying, was = list[str](), dict[str, str](), dict[str, str]()
-    books: dict[str, set[str] | None] = {}
+    books: dict[tuple[str, str], set[str] | None] = {}
     for record in here.store.snapshots():
         label = record.label or ""
-        owner_id, book = _parts(label)
+        owner_id, book, run_id = _parts(label)
         if not owner_id:
             continue
         with contextlib.suppress(WorldforkError):
             if here.store.is_alive(owner_id):
                 continue
-            if book and book not in books:
-                books[book] = _named_in(Path(os.fsdecode(urllib.parse.unquote_to_bytes(book))))
-            named = books[book] if book else set()
+            if book and (book, run_id) not in books:
+                books[book, run_id] = _named_in(Path(os.fsdecode(urllib.parse.unquote_to_bytes(book))), run_id)
+            named = books[book, run_id] if book else set()
             if named is None:
                 continue
             if record.snapshot_id in named:
@@ -154,11 +170,19 @@ def _delete(here: Place, record: SnapshotRecord) -> None:
         here.store.delete_snapshot(record.snapshot_id)
 
 
-def _named_in(book: Path) -> set[str] | None:
-    """Return the states that a book names; None where nobody can tell now, or it is not closed yet."""
+def _named_in(book: Path, run_id: str) -> set[str] | None:
+    """Return the states that a book names; None where nobody can tell now, or it is not closed yet.
+
+    Args:
+        book: where it was.
+        run_id: the run whose journal it has to be; empty where that is not known.
+    """
     try:
         if is_id("sb", book.name):
             return Ledger(book.parent, book.name).states()
+        if run_id and run_of(book) != run_id:
+            _log.warning("states at the end of rollouts stay undecided: the run of %s is not there any more", book)
+            return None
         return {each.final_snapshot_id for each in read_journal(book) if each.final_snapshot_id is not None}
     except (WorldforkError, OSError) as error:
         # A disk that is not there now is no reason to throw away what somebody wanted to keep.

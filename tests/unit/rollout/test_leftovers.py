@@ -68,6 +68,7 @@ def test_without_a_book_a_state_goes_with_its_process(here: Here) -> None:
 @pytest.mark.parametrize("name", ["episodes.jsonl", "a for b, \u00e4 and more", os.fsdecode(b"\xff.jsonl")])
 def test_a_journal_tells_what_stays(name: str, here: Here, tmp_path: Path) -> None:
     book = tmp_path / name
+    Journal.open(book).close()
     named, unnamed = state(here, label_of(DEAD, book)), state(here, label_of(DEAD, book))
     lost = state(here, label_of(DEAD, book))
     with Journal.open(book) as journal:
@@ -88,6 +89,27 @@ def test_where_nobody_can_tell_nothing_goes(here: Here, tmp_path: Path) -> None:
     states = {state(here, label_of(DEAD, damaged)), state(here, label_of(DEAD, tmp_path / "gone" / "episodes.jsonl"))}
     assert len(sweep_ends(here)) == 0  # type: ignore[arg-type]
     assert set(labels(here)) == states
+
+
+def test_a_run_whose_directory_was_moved_is_not_taken_for_the_one_that_came_after_it(
+    here: Here, tmp_path: Path
+) -> None:
+    book = tmp_path / "run" / "episodes.jsonl"
+    Journal.open(book).close()
+    named, unnamed = state(here, label_of(DEAD, book)), state(here, label_of(DEAD, book))
+    with Journal.open(book) as journal:
+        journal.append([an_episode(a_task(), 0, 1.0, final_snapshot_id=named)])
+    book.parent.rename(tmp_path / "run.1")
+    Journal.open(book).close()
+    later = state(here, label_of(DEAD, book))
+    assert len(sweep_ends(here)) == 1  # type: ignore[arg-type]
+    assert set(labels(here)) == {named, unnamed}
+    assert later not in labels(here)
+    # Back at its place, it decides.
+    book.parent.rename(tmp_path / "run.2")
+    (tmp_path / "run.1").rename(book.parent)
+    assert len(sweep_ends(here)) == 1  # type: ignore[arg-type]
+    assert labels(here) == {named: kept_label(None)}
 
 
 def test_a_ledger_tells_what_stays(here: Here, tmp_path: Path) -> None:
