@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
 import posixpath
 import re
@@ -18,6 +16,7 @@ from worldfork.core.errors import ConfigError, PathError, VerifierError
 from worldfork.keeping.browse import Browsed
 from worldfork.records.checked import checked_text
 from worldfork.records.episode import FailureKind
+from worldfork.reward.contents import MAX_READ_BYTES, Content, Contents
 from worldfork.reward.places import inside_task
 from worldfork.reward.scoring import checked_weight
 
@@ -152,8 +151,10 @@ def check_files(browsed: Browsed, spec: FilesSpec) -> tuple[dict[str, str], list
     """
     why: dict[str, str] = {}
     pending: list[FileCheck] = []
-    for check in spec.checks:
-        reason, _ = _asked(browsed, check)
+    contents = Contents(browsed)
+    # Those of one path together, so that its content is read once.
+    for check in sorted(spec.checks, key=lambda check: (check.path, check.follow)):
+        reason, _ = _asked(contents, check)
         if reason:
             why[check.name] = reason
         elif check.matches and not check.absent:
@@ -163,13 +164,13 @@ def check_files(browsed: Browsed, spec: FilesSpec) -> tuple[dict[str, str], list
 
 def text_of(browsed: Browsed, check: FileCheck) -> str:
     """Return the content of the file that a check is about; all else that it asks is true. Blocking."""
-    return _asked(browsed, check)[1]
+    return _asked(Contents(browsed), check)[1]
 
 
-def _asked(browsed: Browsed, check: FileCheck) -> tuple[str, str]:
+def _asked(contents: Contents, check: FileCheck) -> tuple[str, str]:
     """Return why a check is not true, its expression apart, and the content where it asks for that."""
     try:
-        node = _node(browsed, check)
+        node = _node(contents.browsed, check)
     except PathError as error:
         # Neither there nor absent: a policy that hides a path proves nothing by it.
         return f"cannot be looked at: {os.strerror(error.errno or errno.EIO)}", ""
@@ -177,7 +178,7 @@ def _asked(browsed: Browsed, check: FileCheck) -> tuple[str, str]:
         right = check.absent == (node is None)
         return ("" if right else "is there" if node is not None else "is not there"), ""
     reason = _about(check, node)
-    return _inside(browsed, check, node) if not reason and check.reads else (reason, "")
+    return _inside(contents, check, node) if not reason and check.reads else (reason, "")
 
 
 def _renamed(check: FileCheck, name: str) -> FileCheck:
@@ -219,7 +220,7 @@ def _about(check: FileCheck, node: Node) -> str:
     return ""
 
 
-def _inside(browsed: Browsed, check: FileCheck, node: Node) -> tuple[str, str]:
+def _inside(contents: Contents, check: FileCheck, node: Node) -> tuple[str, str]:
     """Return why the content is not as it must be, and the content where that is text."""
     info = node.seen.info
     if node.seen.kind != "f" or info is None:
@@ -228,32 +229,31 @@ def _inside(browsed: Browsed, check: FileCheck, node: Node) -> tuple[str, str]:
         return f"is larger than {MAX_FILE_BYTES >> 20} MiB", ""
     if check.json and info.st_size > MAX_JSON_BYTES:
         return f"is larger than {MAX_JSON_BYTES >> 20} MiB of JSON", ""
-    data = b"".join(browsed.view.read(node))
-    if check.sha256 and hashlib.sha256(data).hexdigest() != check.sha256:
+    content = contents.of(node)
+    if content is None:
+        return f"is not read, since all files together are larger than {MAX_READ_BYTES >> 20} MiB", ""
+    if check.sha256 and content.sha256 != check.sha256:
         return "has other bytes", ""
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError:
-        only_bytes = check.equals is None and not (check.contains or check.lacks or check.matches or check.json)
-        return ("" if only_bytes else "is no text in UTF-8"), ""
-    if check.equals is not None and _trimmed(text, check) != _trimmed(check.equals, check):
-        return "has another content", ""
+    if check.equals is None and not (check.contains or check.lacks or check.matches or check.json):
+        return "", ""
+    text = content.text
+    if text is None:
+        return "is no text in UTF-8", ""
+    if check.equals is not None:
+        mine, asked = (content.trimmed, check.equals.strip()) if check.trim else (text, check.equals)
+        if mine != asked:
+            return "has another content", ""
     missing = [each for each in check.contains if each not in text]
     found = [each for each in check.lacks if each in text]
     if missing or found:
         return (f"lacks {missing[0]!r}" if missing else f"holds {found[0]!r}"), ""
-    return (_about_json(text, check.json) if check.json else ""), text
+    return (_about_json(content, check.json) if check.json else ""), text
 
 
-def _trimmed(text: str, check: FileCheck) -> str:
-    return text.strip() if check.trim else text
-
-
-def _about_json(text: str, asked: Mapping[str, Any]) -> str:
-    try:
-        whole = json.loads(text)
-    except (ValueError, RecursionError):
+def _about_json(content: Content, asked: Mapping[str, Any]) -> str:
+    if not content.json:
         return "is no JSON"
+    (whole,) = content.json
     for pointer, expected in asked.items():
         try:
             value = _at(whole, pointer)

@@ -13,6 +13,7 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from worldfork.core.clock import Clock, SystemClock
@@ -31,7 +32,10 @@ the same act of grading, for whoever is asked over a network and must not count 
 
 
 class ScoreVerifier:
-    """Grades by a callable: a coroutine function, or a plain one, which is called in a thread."""
+    """Grades by a callable: a coroutine function, or a plain one, which is called in a thread.
+
+    Where it gives true or false, that is 1 or 0; a scalar of numpy or torch is a number.
+    """
 
     def __init__(
         self, function: ScoreFunction, *, name: str = "", needs_end: bool = False, clock: Clock | None = None
@@ -76,13 +80,13 @@ class ScoreVerifier:
             return await self.grade_nothing(case)
         began_s = self._clock.monotonic_s()
         try:
-            async with asyncio.timeout(case.task.limits.grade_wall_s):
+            async with asyncio.timeout(case.task.limits.grade_wall_s) as limit:
                 said = await self._ask(case)
         except WorldforkError:
             raise
-        except TimeoutError:
-            raise self._broken(f"took longer than {case.task.limits.grade_wall_s:g} s") from None
         except Exception as error:
+            if isinstance(error, TimeoutError) and limit.expired():
+                raise self._broken(f"took longer than {case.task.limits.grade_wall_s:g} s") from None
             raise self._broken(f"raised {type(error).__name__}: {str(error)[:300]}") from error
         return replace(self._read(said), trust=self.trust, grade_s=self._clock.monotonic_s() - began_s)
 
@@ -104,14 +108,25 @@ class ScoreVerifier:
         if isinstance(said, Mapping):
             if "reward" not in said:
                 raise self._broken("gave named rewards without `reward`")
-            parts = checked_parts(said, what)
+            parts = checked_parts({name: _number(value) for name, value in said.items()}, what)
             return Grade(reward=parts.pop("reward"), parts=parts)
-        return Grade(reward=checked_reward(said, what))
+        return Grade(reward=checked_reward(_number(said), what))
 
     def _broken(self, what: str) -> VerifierError:
         return VerifierError(
             f"score {self._name} {what}", remedy="it must give a number in [0, 1]", kind=FailureKind.GRADING
         )
+
+
+def _number(value: Any) -> Any:
+    """Return true and false as 1 and 0, and scalars of numpy or torch as numbers; anything else as it is."""
+    if not isinstance(value, int | float) and callable(getattr(value, "item", None)):
+        try:
+            value = value.item()
+        except (TypeError, ValueError, RuntimeError):
+            # Of more than one element, or on no device.
+            return value
+    return float(value) if isinstance(value, bool | Fraction) else value
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from worldfork.content.merged import MergedView
 from worldfork.core.errors import PathError, VerifierError
 from worldfork.keeping.browse import Browsed
 from worldfork.records.episode import FailureKind
-from worldfork.reward import assertions, matching
+from worldfork.reward import assertions, contents, matching
 from worldfork.reward.assertions import FilesSpec, check_files, text_of
 from worldfork.reward.matching import matches
 
@@ -52,6 +52,37 @@ def test_what_is_hidden_is_not_absent(tmp_path: Path) -> None:
         assert failures(Closed(number), path="secret/x")
     assert failures(browsed(tmp_path), path="/secret/x", absent=True) == []
     assert failures(browsed(tmp_path), path="/loop/x", absent=True)
+
+
+def test_a_file_is_read_once_however_much_is_asked_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    inner = MergedView.read
+
+    def counted(self: MergedView, node: Any) -> Any:
+        read.append(node.path)
+        return inner(self, node)
+
+    monkeypatch.setattr(MergedView, "read", counted)
+    for name in "ab":
+        (tmp_path / name).write_text(f'{{"name": "{name}"}}')
+    checks: list[dict[str, Any]] = [
+        {"path": f"/{name}", **asked}
+        for asked in ({"contains": "name"}, {"json": {"/name": "a"}}, {"equals": ""}, {"sha256": "0" * 64})
+        for name in "ab"
+    ]
+    why, _ = check_files(browsed(tmp_path), FilesSpec.from_json(checks))
+    assert (read, len(why)) == (["a", "b"], 5)
+    assert why["/b: json"] == "has another /name"
+
+
+def test_files_are_not_read_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "MAX_READ_BYTES", 25)
+    for name in "abc":
+        (tmp_path / name).write_text("x" * 10)
+    checks = [{"path": f"/{name}", "contains": "x"} for name in "abcab"]
+    why, _ = check_files(browsed(tmp_path), FilesSpec.from_json(checks))
+    assert list(why) == ["/c: contains"]
+    assert "all files together" in why["/c: contains"]
 
 
 def test_what_a_policy_leads_out_of_its_own_files_is_not_absent_and_not_there(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -43,6 +44,34 @@ def test_functions_of_every_kind() -> None:
     assert grade(lambda case: Grade(1, notes=("well",))).notes == ("well",)
 
 
+class Scalar:
+    """As numpy and torch have them."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def item(self) -> Any:
+        if self.value is None:
+            raise ValueError("more than one element")
+        return self.value
+
+
+def test_what_functions_give_for_a_number_is_one() -> None:
+    for said, reward in ((True, 1.0), (False, 0.0), (Scalar(0.5), 0.5), (Scalar(True), 1.0), (Fraction(1, 4), 0.25)):
+        assert grade(lambda case, said=said: said).reward == reward
+        assert grade(lambda case, said=said: {"reward": 1, "part": said}).parts == {"part": reward}
+    with pytest.raises(VerifierError, match="no number"):
+        grade(lambda case: Scalar(None))
+
+
+def test_a_request_that_takes_too_long_is_the_functions_own_error() -> None:
+    async def ask(case: Case) -> float:
+        raise TimeoutError("no answer from the judge")
+
+    with pytest.raises(VerifierError, match=r"raised TimeoutError: no answer"):
+        grade(ask)
+
+
 def test_a_plain_function_does_not_hold_up_the_loop() -> None:
     assert grade(lambda case: float(threading.current_thread() is not threading.main_thread())).reward == 1.0
 
@@ -54,7 +83,7 @@ def test_the_key_is_that_of_the_act() -> None:
     assert keys[0] == keys[1] != keys[2]
 
 
-@pytest.mark.parametrize("said", [1.5, -1, math.nan, math.inf, True, None, "1", {"style": 1}, {"reward": 2}, 10**400])
+@pytest.mark.parametrize("said", [1.5, -1, math.nan, math.inf, None, "1", [1], {"style": 1}, {"reward": 2}, 10**400])
 def test_what_is_no_reward_is_no_score(said: Any) -> None:
     with pytest.raises(VerifierError) as raised:
         grade(lambda case: said)
