@@ -23,7 +23,7 @@ from worldfork.records.task import Task
 from worldfork.records.task_limits import TaskLimits
 from worldfork.rollout.faults import FaultRules
 from worldfork.rollout.group import run_group
-from worldfork.rollout.policies import CandidatesPolicy, NopPolicy, ReferencePolicy
+from worldfork.rollout.policies import CandidatesPolicy, NopPolicy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -162,9 +162,10 @@ def learn(of: Task) -> None:
     pytest.skip("this machine is too busy to calibrate a task")
 
 
-def assert_not_below(of: Task) -> None:
+def assert_not_below(of: Task, honest: str) -> None:
+    learn(of)
     with others(4 * CPUS):
-        episode = graded(of, ReferencePolicy())
+        episode = graded(of, CandidatesPolicy({"honest": {"answer.py": honest}}))
     if episode.reward is None:
         assert episode.failure is not None
         assert episode.failure.kind is FailureKind.OVERLOAD
@@ -196,9 +197,7 @@ def _counts() -> None:
     ids=["two workers", "one", "a chain"],
 )
 def test_honest_code_on_a_full_machine_is_never_worth_0(honest: str, verifier: str) -> None:
-    of = a_task(verifier, task_id=f"starvation/{verifier}", solution={"answer.py": honest}, limits=LONGER)
-    learn(of)
-    assert_not_below(of)
+    assert_not_below(a_task(verifier, task_id=f"starvation/{verifier}", limits=LONGER), honest)
 
 
 @pytest.mark.parametrize("verifier", ["pytest", "split"])
@@ -207,11 +206,9 @@ def test_a_limit_of_one_test_on_a_full_machine_is_no_0_either(verifier: str) -> 
         verifier,
         task_id=f"starvation/late-{verifier}",
         test_args=("--timeout=1", "test_answer.py"),
-        solution={"answer.py": TWO_WORKERS.format(cpu_s=0.9)},
         limits=replace(LIMITS, grade_wall_s=60),
     )
-    learn(of)
-    assert_not_below(of)
+    assert_not_below(of, TWO_WORKERS.format(cpu_s=0.9))
 
 
 UNTIL_S = LIMITS.grade_wall_s - 0.7
