@@ -9,8 +9,11 @@ import pytest
 
 from worldfork import AsyncSandbox
 from worldfork.core.errors import NotCapturable, NotFound
+from worldfork.lineage.place import place
+from worldfork.lineage.snapshots import wait_durable
 from worldfork.records.episode import Episode
 from worldfork.rollout.promote import promote_into
+from worldfork.store import faultpoints
 
 
 def run(test: Any) -> None:
@@ -98,6 +101,31 @@ def test_a_caller_that_is_cancelled_leaves_the_one_state_or_the_other() -> None:
                 adopting.cancel()
                 await asyncio.wait([adopting])
                 assert (await box.sh("cat a", check=True)).stdout in ("one\n", "two\n")
+
+    run(test)
+
+
+@pytest.mark.behaviour("adopt-4")
+def test_what_it_was_before_outlives_a_caller_that_is_cancelled() -> None:
+    async def test() -> None:
+        async with await AsyncSandbox.create(network="none") as box:
+            one = await box.checkpoint()
+            await box.sh("echo mine >a", check=True)
+            known = {each.snapshot_id for each in await box.list_snapshots()}
+            adopting = asyncio.ensure_future(box.adopt(one.snapshot_id))
+            faultpoints.install(lambda name: adopting.cancel() if name == "checkpoint:rerooted" else None)
+            try:
+                await asyncio.wait([adopting])
+            finally:
+                faultpoints.install(None)
+            assert adopting.cancelled()
+            [before] = [each for each in await box.list_snapshots() if each.snapshot_id not in known]
+            under_way = place().durability(before.snapshot_id)
+            assert under_way is not None or place().store.snapshot(before.snapshot_id).state == "durable"
+            if under_way is not None:
+                await wait_durable(under_way)
+            await box.adopt(before.snapshot_id)
+            assert (await box.sh("cat a", check=True)).stdout == "mine\n"
 
     run(test)
 

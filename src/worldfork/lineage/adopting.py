@@ -41,17 +41,20 @@ async def adopt(live: Live, record: SnapshotRecord, *, label: str | None = None)
     with typed(f"{live.sandbox_id} cannot be moved"):
         connection = await live.connection()
         sync_fd = live.sync_descriptor()
+        exchange: asyncio.Future[SnapshotRecord] | None = None
         try:
             async with turn(live) as turn_fd, held(connection) as idle:
                 if not idle:
                     raise _busy(live)
-                before = await _undisturbed(_exchange(live, connection, turn_fd, record, label))
-        except BaseException:
-            if sync_fd is not None:
+                exchange = _exchange(live, connection, turn_fd, record, label)
+                return await _undisturbed(exchange)
+        finally:
+            # A caller that was cancelled hears of no snapshot, but the sandbox has moved, and lists it.
+            if exchange is not None and not exchange.cancelled() and exchange.exception() is None:
+                before = exchange.result()
+                live.place.make_durable(before.snapshot_id, sync_fd, before.level)
+            elif sync_fd is not None:
                 os.close(sync_fd)
-            raise
-    live.place.make_durable(before.snapshot_id, sync_fd, before.level)
-    return before
 
 
 async def _undisturbed(exchange: asyncio.Future[SnapshotRecord]) -> SnapshotRecord:
