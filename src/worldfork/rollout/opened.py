@@ -243,7 +243,8 @@ class AsyncRollout:
 
         Args:
             policy_end: how its turn ended, for the episode, such as `timed_out`.
-            keep: whether the state at the end stays, as the episode's `final_snapshot_id`; the caller deletes it.
+            keep: whether the state at the end stays, as the episode's `final_snapshot_id`; the caller deletes it. To be
+                said by who asks first: what nobody is to keep goes once it was read.
 
         Returns:
             The episode: scored, or with a failure where that is a fault of ours. What could be read or graded yet, on a
