@@ -60,6 +60,8 @@ class TaskCheck:
     """CPU seconds of grading the reference, the median."""
     grade_s: float | None = None
     """Wall time of the same."""
+    tight: tuple[str, ...] = ()
+    """Limits of which the reference takes more than a third: on a full machine correct code may meet them."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -154,7 +156,13 @@ async def _graded(
         [await _steadily(partial(_grade, task, start, verifier, edits, index)) for index in range(times)]
         for edits in (start.solution, Edits())
     ]
-    return _judged(replace(found, fit=False, why=""), solved, untouched), _unsteady(solved)
+    found = _judged(replace(found, fit=False, why=""), solved, untouched)
+    return replace(found, tight=_tight(task, found)), _unsteady(solved)
+
+
+def _tight(task: Task, found: TaskCheck) -> tuple[str, ...]:
+    taken = {"grade_cpu_s": found.cpu_s, "grade_wall_s": found.grade_s}
+    return tuple(name for name, seconds in taken.items() if 3 * (seconds or 0.0) > getattr(task.limits, name))
 
 
 async def _grade(task: Task, start: Start, verifier: Verifier, edits: Edits, index: int) -> Grade:

@@ -54,7 +54,14 @@ def test_a_task_that_is_fit(tmp_path: Path) -> None:
     assert (found.fit, found.why, found.reference) == (True, "", (1.0, 1.0))
     assert found.nop == (pytest.approx(1 / 3),) * 2
     assert (found.expected, found.nop_passes, found.flaky) == (("a", "b", "c"), ("a",), ())
-    assert (found.cpu_s, found.split) == (2.0, None)
+    assert (found.cpu_s, found.split, found.tight) == (2.0, None, ())
+
+
+def test_a_reference_that_takes_much_of_a_limit_is_told(tmp_path: Path) -> None:
+    slow = fork("a", "b", "c", cpu_s=21.0), fork("a", "b", "c", cpu_s=23.0)
+    found = check(tmp_path, *calibrated(), *slow, fork("a"), fork("a"))
+    # Of the default limit of 60 s.
+    assert (found.fit, found.tight) == (True, ("grade_cpu_s",))
 
 
 UNSTEADY = (("a", "b", "c"), ("a", "b"), ("a",), ("a",))
