@@ -11,7 +11,7 @@ from worldfork.records.episode import FailureKind
 from worldfork.reward.places import inside_task
 from worldfork.reward.preparing import HOST_ERRNOS
 
-_READ_S = 60.0
+_READ_S = 30.0
 
 
 async def clear_file(sandbox: AsyncSandbox, path: str) -> None:
