@@ -219,3 +219,39 @@ def test_a_task_whose_plugin_the_world_lacks_says_so(tmp_path: Path) -> None:
     with pytest.raises(VerifierError) as raised:
         grading(tmp_path, task(test_args=("--forked", "tests")), Edits())
     assert raised.value.fields["kind"] is FailureKind.CALIBRATION
+
+
+ALL_AT_ONCE = """
+import concurrent.futures, multiprocessing, time
+import pytest
+from answer import value
+
+@pytest.mark.timeout(0.5)
+def test_sleeps(): time.sleep(1); assert value(1) == 1
+
+@pytest.mark.timeout(0.5)
+def test_spins():
+    end = time.process_time() + 20
+    while time.process_time() < end and value(1) != 1: pass
+    assert value(1) == 1
+
+def test_spawns():
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(value, 7).result() == 7
+"""
+
+
+def test_a_repository_is_tested_as_by_hand(tmp_path: Path) -> None:
+    what = task(
+        task_id="e2e/by-hand",
+        files={"answer.py": WRONG, "setup.cfg": "[tool:pytest]\naddopts = --cov=answer -n auto --strict-markers\n"},
+        editable=("*.py",),
+        hidden_tests={"tests/test_answer.py": ALL_AT_ONCE},
+        test_args=(),
+        test_command=("python", "-m", "pytest", "-p", "pytest_timeout", "tests"),
+        solution={"answer.py": RIGHT},
+        env={},
+    )
+    right, nothing = grading(tmp_path, what, edits(**{"answer.py": RIGHT}), Edits())
+    assert (right.reward, len(right.passed), right.notes) == (1.0, 3, ())
+    assert nothing.reward == 0.0

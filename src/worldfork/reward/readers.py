@@ -17,7 +17,9 @@ _MAX_DEPTH = 64
 _CHUNK_BYTES = 1 << 16
 _TAP_LINE = re.compile(r"(not )?ok\b(?:[ \t]+(\d{1,9}))?(?:[ \t]*-)?[ \t]*(.*)")
 _TAP_PLAN = re.compile(r"1\.\.(\d{1,9})(?:\s*#.*)?")
+_TAP_COMMENT = re.compile(r"(?:^|\s)#(?=\s|$|skip\b|todo\b|time=)", re.IGNORECASE)
 _TAP_DIRECTIVE = re.compile(r"(?:^|\s)#\s*(skip|todo)\b", re.IGNORECASE)
+_TAP_ESCAPED = re.compile(r"\\([#\\])")
 
 
 class _Unreadable(Exception):
@@ -81,7 +83,8 @@ class _Junit:
 def read_tap(data: bytes) -> Report:
     """Read TAP, version 12 to 14: its top level; what is indented belongs to the test that follows.
 
-    The id of a test is its description, or its number where it has none. `# SKIP` and `# TODO` have not passed.
+    The id of a test is its description up to a comment, which may hold a time, or its number where it has none.
+    `# SKIP` and `# TODO` have not passed.
     """
     tests: dict[str, TestRecord] = {}
     count, planned, bailed = 0, None, False
@@ -99,8 +102,9 @@ def read_tap(data: bytes) -> Report:
         count += 1
         if count > MAX_TESTS:
             return Report(ready=True)
-        directive = _TAP_DIRECTIVE.search(found[3])
-        text = found[3][: directive.start()] if directive else found[3]
+        comment = _TAP_COMMENT.search(found[3])
+        directive = _TAP_DIRECTIVE.search(found[3], comment.start()) if comment else None
+        text = _TAP_ESCAPED.sub(r"\1", found[3][: comment.start()] if comment else found[3])
         outcome = "failed" if found[1] else "skipped" if directive else "passed"
         add_test(tests, text.strip() or found[2] or str(count), TestRecord(outcome))
     return Report(ready=True, finished=planned == count and not bailed, collected=planned, tests=tests)

@@ -108,6 +108,24 @@ def test_tap() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("line", "name", "outcome"),
+    [
+        ("ok 1 - adds # time=2.5ms", "adds", "passed"),
+        ("ok 1 - adds #time=2.5ms {", "adds", "passed"),
+        ("not ok 1 - adds # time=2.5ms", "adds", "failed"),
+        ("ok 1 - adds # time=3ms # SKIP no machine", "adds", "skipped"),
+        ("ok 1 - adds #skip", "adds", "skipped"),
+        ("ok 1 # time=3ms", "1", "passed"),
+        ("ok 1 - mends #12", "mends #12", "passed"),
+        (r"ok 1 - has \# in it \\ # time=3ms", r"has # in it \ ".strip(), "passed"),
+        ("ok 1 - in C# now", "in C# now", "passed"),
+    ],
+)
+def test_no_time_is_part_of_a_name_in_tap(line: str, name: str, outcome: str) -> None:
+    assert outcomes(read_tap(f"{line}\n1..1\n".encode())) == {name: outcome}
+
+
 @pytest.mark.parametrize("more", [b"ok 8 - more\n", b"Bail out! no\n", b"1..9\n"])
 def test_tap_that_is_not_whole(more: bytes) -> None:
     report = read_tap(TAP + more)
