@@ -57,8 +57,10 @@ def print_short(figures: RunFigures) -> None:
     print_line(
         f"\n{figures.ran_n} rollouts of {figures.tasks_n} tasks in {seconds(figures.wall_s)}: {mean}, "
         f"{figures.solved_n} tasks solved, {figures.full_n} rollouts with 1, {figures.failed_n} failed"
-        + (f", {figures.stopped_n} more stopped, there being enough" if figures.stopped_n else "")
     )
+    if figures.stopped_n:
+        why = ", ".join(f"{code} {count}" for code, count in figures.stops)
+        print_line(f"not run to their end: {figures.stopped_n} more ({why})")
     if figures.pass_at:
         print_line("pass@k: " + ", ".join(f"{k}: {chance:.3f}" for k, chance in figures.pass_at))
     if figures.judges:

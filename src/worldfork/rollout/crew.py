@@ -22,6 +22,8 @@ from worldfork.rollout.rollout import run_rollout
 from worldfork.rollout.stopping import ENOUGH, Prefix
 from worldfork.store.faultpoints import fault
 
+_TOGETHER = 256
+
 
 class Crew:
     """Does the jobs of one run. For one call."""
@@ -90,13 +92,36 @@ class Crew:
         return None if self._orders.journal is None else self._orders.journal.path
 
     async def _take_jobs(self, jobs: Iterator[Job]) -> None:
+        stopped: list[Outcome] = []
         for job in jobs:
-            # What ended is written and told whatever happens to the run meanwhile.
-            await to_its_end(self._finish(await self._do(job)))
+            refused = self._refusal(job)
+            if refused is not None:
+                # There may be thousands: they are written together.
+                stopped.append(self._stopped(job, refused))
+            if stopped and (refused is None or len(stopped) == _TOGETHER):
+                await to_its_end(self._give_up(stopped))
+                stopped = []
+            if refused is None:
+                # What ended is written and told whatever happens to the run meanwhile.
+                await to_its_end(self._finish(await self._do(job)))
+        await to_its_end(self._give_up(stopped))
+
+    async def _give_up(self, stopped: Sequence[Outcome]) -> None:
+        """Write down rollouts that are not run, or not to their end, and tell them.
+
+        What a run shows of them must not depend on how far each of them came.
+        """
+        for outcome in stopped:
+            self._take_note(outcome)
+        await self._write()
+        if self._orders.on_episode is not None:
+            for outcome in stopped:
+                self._orders.on_episode(outcome.episode)
 
     async def _do(self, job: Job) -> Outcome:
         refused = self._refusal(job)
         if refused is not None:
+            # That came meanwhile.
             return self._stopped(job, refused)
         key = job.task.task_hash, job.index
         running = self._running[key] = asyncio.ensure_future(self._try(job))
@@ -165,13 +190,13 @@ class Crew:
         """Write down how a rollout ended, and tell it."""
         orders, episode = self._orders, outcome.episode
         if episode.failure is not None and episode.failure.kind is FailureKind.STOPPED:
-            self.ended[episode.key] = episode
-        else:
-            outcome = await self._states.lasting(outcome)
-            episode = self._decide(outcome)
-            going = self._states.going()
-            await self._write()
-            await let_go(going)
+            await self._give_up([outcome])
+            return
+        outcome = await self._states.lasting(outcome)
+        episode = self._decide(outcome)
+        going = self._states.going()
+        await self._write()
+        await let_go(going)
         if orders.on_episode is not None:
             if orders.journal is None and orders.keep == "all" and orders.stop is None:
                 # Nothing takes it back any more, and nobody but the caller will know of it.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.unit.rollout.acting import Acting, Starts, Verifier, a_task
-from tests.unit.rollout.grouping import States, boxes, deleting, roll
+from tests.unit.rollout.grouping import States, boxes, by_index, deleting, roll
 
 from worldfork.core.errors import ConfigError
 from worldfork.lineage.door import through
@@ -18,6 +18,9 @@ from worldfork.records.episode import Episode, FailureKind
 from worldfork.rollout import synchronous
 from worldfork.rollout.group import stream_rollouts
 from worldfork.rollout.journal import Journal
+from worldfork.rollout.report import figures_of
+from worldfork.rollout.stopping import StopRule
+from worldfork.rollout.stored import StoredRun
 
 __all__ = ["deleting"]
 
@@ -126,3 +129,35 @@ def test_a_run_that_goes_on_reads_no_more_than_what_was_added_and_holds_up_no_lo
     assert len(roll(n=4, run=tmp_path)) == 4
     assert read == [0, 1, 2, 3]
     assert threading.current_thread() not in threads
+
+
+@pytest.mark.parametrize("slow", [(0, 1), (2, 3), ()])
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_what_a_report_tells_does_not_depend_on_speed(tmp_path: Path, concurrency: int, slow: tuple[int, ...]) -> None:
+    async def wait(sandbox: Any, turn: Any) -> None:
+        await asyncio.sleep(0.1 if turn.index in slow else 0.0)
+
+    rewards, told = by_index(0.0, 1.0, 1.0, 1.0, 0.0, 0.0), list[Episode]()
+    rule = StopRule(successes=1)
+    roll(Acting(wait), 6, verifier=rewards, run=tmp_path, stop=rule, concurrency=concurrency, on_episode=told.append)
+    stored = StoredRun(tmp_path)
+    found = figures_of(stored)
+    assert [each.reward for each in stored.groups[0].episodes] == [0.0, 1.0, None, None, None, None]
+    assert (found.episodes_n, found.stops, found.pass_at) == (6, (("enough", 4),), ())
+    assert {each.index for each in told} == set(range(6))
+
+
+def test_what_a_run_refuses_is_in_it(tmp_path: Path) -> None:
+    async def wait(sandbox: Any, turn: Any) -> None:
+        await asyncio.sleep(60)
+
+    written: list[int] = []
+
+    def tell(episode: Episode) -> None:
+        written.append((tmp_path / "episodes.jsonl").read_bytes().count(b"\n") - 1)
+
+    roll(Acting(wait), 700, run=tmp_path, concurrency=2, deadline_s=0.2, on_episode=tell)
+    assert figures_of(StoredRun(tmp_path)).stops == (("deadline", 700),)
+    # Each is on disk before it is told, and what is told together is written together.
+    assert [place for place, count in enumerate(written) if count <= place] == []
+    assert len(set(written)) < 10

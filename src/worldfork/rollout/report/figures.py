@@ -45,7 +45,7 @@ class GroupFigures:
     failed_n: int
     """Rollouts without a reward; those that were stopped are none of them."""
     stopped_n: int
-    """Rollouts that were not run, or given up, because there was enough."""
+    """Rollouts that were not run, or given up, because there was enough or the run was over."""
     rate: Interval | None
     """Of rollouts with the reward 1 among the scored ones, by Wilson's interval; None where nothing is scored."""
     stages: Mapping[str, float]
@@ -98,6 +98,8 @@ class RunFigures:
     stages: Mapping[str, float]
     failures: tuple[tuple[str, int, tuple[Episode, ...]], ...]
     """(kind, how many, the first few), most frequent first."""
+    stops: tuple[tuple[str, int], ...]
+    """Why rollouts were not run to their end, `enough` or another code, most frequent first."""
     ends: tuple[tuple[str, int], ...]
     """How the policies' turns ended, most frequent first."""
     judges: tuple[tuple[str, int], ...]
@@ -144,6 +146,9 @@ def figures_of(run: StoredRun) -> RunFigures:
         parallel=sum(each.timings.total_s for each in episodes) / wall_s if wall_s > 0 else None,
         stages=_added(each.stages for each in groups),
         failures=_failures(episodes),
+        stops=tuple(
+            Counter(each.failure.code for each in episodes if was_stopped(each) and each.failure).most_common()
+        ),
         ends=tuple(Counter(each.policy_end for each in episodes if not was_stopped(each)).most_common()),
         judges=tuple(Counter(_judge(each) for each in episodes if each.valid and each.verifier_id).most_common()),
         retried_n=sum(each.attempt > 1 for each in episodes),

@@ -209,7 +209,8 @@ def _slowest(groups: Sequence[GroupFigures]) -> str:
 
 
 def _of_all(figures: RunFigures) -> str:
-    stopped = f"; {figures.stopped_n} more were stopped, there being enough" if figures.stopped_n else ""
+    why = ", ".join(f"{escaped(code)} {count}" for code, count in figures.stops)
+    stopped = f"; {figures.stopped_n} more were not run to their end: {why}" if figures.stopped_n else ""
     return f"of {figures.ran_n}: no reward, left out of every figure{stopped}"
 
 
