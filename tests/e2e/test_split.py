@@ -702,3 +702,149 @@ def test_a_candidate_calls_its_own_classes_as_it_likes(tmp_path: Path) -> None:
     right, renamed, cheat = asyncio.run(all_of_them())
     assert (right.reward, renamed.reward, renamed.failed) == (1.0, 1.0, ())
     assert cheat.passed == ()
+
+
+ALIKE = """
+import datetime
+from alike import changed, each, found, made
+
+
+def test_bytes():
+    assert found("bytes") == b"ab" and found("view") == b"ab"
+    data = bytearray(b"ab")
+    assert changed(data) is None and data == b"abc"
+
+
+def test_sets():
+    assert found("keys") == {"a", "b"} and {"a", "b"} == found("keys") and found("keys") != {"a"}
+    assert list(found("keys")) == ["a", "b"] and "a" in found("keys")
+    assert found("items") == {("a", 1), ("b", 2)}
+
+
+def test_days():
+    assert found("day") == datetime.date(2024, 2, 29)
+    assert found("moment") == datetime.datetime(2024, 2, 29, 1, 2, 3)
+
+
+def test_collections():
+    assert found("list") == [1, 2] and found("dict") == {"a": 1} and found("str") == "ab"
+
+
+def test_elements():
+    assert found("queue")[0] == 1 and found("queue")[-1] == 3 and len(found("queue")) == 3
+    assert list(found("array")) == [1, 2]
+
+
+def test_own_collection():
+    assert list(made()) == [1, 2, 3] and made() and sum(made()) == 6
+
+
+def test_own_iterator():
+    assert [node.value for node in each()] == [1, 2]
+"""
+
+ALIKE_RIGHT = """
+import datetime
+
+FOUND = {"bytes": b"ab", "view": b"ab", "keys": {"a": 1, "b": 2}.keys(), "items": {("a", 1), ("b", 2)},
+         "day": datetime.date(2024, 2, 29), "moment": datetime.datetime(2024, 2, 29, 1, 2, 3), "list": [1, 2],
+         "dict": {"a": 1}, "str": "ab", "queue": [1, 2, 3], "array": [1, 2]}
+
+
+class Node:
+    def __init__(self, value):
+        self.value = value
+
+
+def found(name):
+    return FOUND[name]
+
+
+def changed(data):
+    data += b"c"
+
+
+def made():
+    return [1, 2, 3]
+
+
+def each():
+    yield from map(Node, (1, 2))
+"""
+
+ALIKE_OTHER = """
+import array, collections, datetime
+
+
+class Day(datetime.date): pass
+class Moment(datetime.datetime): pass
+
+
+class Walk:
+    def __init__(self):
+        self.left = [1, 2]
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not self.left:
+            raise StopIteration
+        return Item(self.left.pop(0))
+
+
+class Item:
+    def __init__(self, value):
+        self.value = value
+
+
+class Own:
+    def __iter__(self):
+        return iter((1, 2, 3))
+
+
+FOUND = {"bytes": bytearray(b"ab"), "view": memoryview(b"ab"), "keys": {"a": 1, "b": 2}.keys(),
+         "items": {"a": 1, "b": 2}.items(), "day": Day(2024, 2, 29), "moment": Moment(2024, 2, 29, 1, 2, 3),
+         "list": collections.UserList([1, 2]), "dict": collections.UserDict(a=1), "str": collections.UserString("ab"),
+         "queue": collections.deque((1, 2, 3)), "array": array.array("i", (1, 2))}
+found = FOUND.get
+
+
+def changed(data):
+    data.append(ord("c"))
+
+
+made = Own
+each = Walk
+"""
+
+ALIKE_WRONG = ALIKE_OTHER.replace('{"a": 1, "b": 2}', '{"a": 1, "b": 3, "c": 3}').replace(
+    "made = Own", "class Sly(Own):\n    def __eq__(self, other): return True\n\n\nmade = Sly"
+)
+
+
+def test_values_that_are_equal_are_equal(tmp_path: Path) -> None:
+    alike = task(
+        task_id="e2e/split-alike",
+        files={"alike.py": "def found(name): pass\n"},
+        editable=("alike.py",),
+        hidden_tests={"test_alike.py": ALIKE},
+        test_args=("--timeout=5", "test_alike.py"),
+        solution={"alike.py": ALIKE_RIGHT},
+    )
+    ids = {
+        f"test_alike.py::test_{name}"
+        for name in ("bytes", "sets", "days", "collections", "elements", "own_collection", "own_iterator")
+    }
+
+    async def all_of_them() -> list[Grade]:
+        start = await (await StartingStates.open()).get(alike)
+        verifier = SplitVerifier(Expects(ids), ProofStore(tmp_path))
+        texts = (ALIKE_RIGHT, ALIKE_OTHER, ALIKE_WRONG)
+        return [
+            await verifier.grade(Case(alike, start, Edits({"alike.py": EditedFile(text.encode())}))) for text in texts
+        ]
+
+    right, other, wrong = asyncio.run(all_of_them())
+    assert (right.reward, names(right.failed), names(other.failed)) == (1.0, set(), set())
+    assert names(wrong.failed) == {"sets"}

@@ -75,6 +75,12 @@ class Decoder:
         made.extend(self.several(self.number()))
         return made
 
+    def new_bytearray(self) -> bytearray:
+        """Read a bytearray."""
+        made = bytearray(self.sized())
+        self.kept.append(made)
+        return made
+
     def new_set(self) -> set[Any]:
         """Read a set."""
         made: set[Any] = set()
@@ -151,6 +157,7 @@ _READERS: dict[int, Callable[[Decoder], Any]] = {
     b"r"[0]: lambda decoder: decoder.kept[decoder.number()],
     b"l"[0]: Decoder.new_list,
     b"e"[0]: Decoder.new_set,
+    b"a"[0]: Decoder.new_bytearray,
     b"d"[0]: Decoder.new_dict,
     b"t"[0]: lambda decoder: tuple(decoder.several(decoder.number())),
     b"z"[0]: lambda decoder: frozenset(decoder.several(decoder.number())),
@@ -182,6 +189,8 @@ def apply_contents(mutable: Any, told: Any) -> None:
         elif type(mutable) is set:
             mutable.clear()
             mutable.update(told)
+        elif type(mutable) is bytearray:
+            (mutable[:],) = told
         else:
             pairs = dict(zip(told[::2], told[1::2], strict=True))
             if type(mutable) is not dict:

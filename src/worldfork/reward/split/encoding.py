@@ -111,6 +111,8 @@ class Encoder:
         """Write what a mutable holds now, as a tuple; of a mapping and an object key and value in turn."""
         if type(value) is list or type(value) is set:
             self.elements(b"t", value, 1)
+        elif type(value) is bytearray:
+            self.elements(b"t", (bytes(value),), 1)
         else:
             inside = value if type(value) is dict else vars(value)
             self.counted(b"t", 2 * len(inside))
@@ -129,6 +131,11 @@ def _write_list(encoder: Encoder, value: list[Any], depth: int) -> None:
 def _write_set(encoder: Encoder, value: set[Any], depth: int) -> None:
     if not encoder.keep(value):
         encoder.elements(b"e", value, depth)
+
+
+def _write_bytearray(encoder: Encoder, value: bytearray, _depth: int) -> None:
+    if not encoder.keep(value):
+        encoder.sized(b"a", bytes(value))
 
 
 def _write_dict(encoder: Encoder, value: dict[Any, Any], depth: int) -> None:
@@ -167,6 +174,7 @@ _WRITERS: dict[type, Callable[[Encoder, Any, int], None]] = {
     complex: _write_complex,
     str: lambda encoder, value, _depth: encoder.sized(b"s", _long(value)),
     bytes: lambda encoder, value, _depth: encoder.sized(b"b", value),
+    bytearray: _write_bytearray,
     list: _write_list,
     set: _write_set,
     dict: _write_dict,

@@ -1,6 +1,6 @@
 """What objects of a candidate look like to tests."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
@@ -54,6 +54,49 @@ class View(Opaque):
 
     def __len__(self) -> int:
         return len(LINK.ask(self._worldfork_path, "plain", self))
+
+
+class Elements(View):
+    """One whose elements have numbers."""
+
+    __slots__ = ()
+
+    def __getitem__(self, place: Any) -> Any:
+        return LINK.ask(self._worldfork_path, "plain", self)[place]
+
+
+class SetView(View):
+    """One that equals a set. Its elements are asked for once, and compared here."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, SetView):
+            other = other.found()
+        return self.found() == set(other) if isinstance(other, Set) else NotImplemented
+
+    def found(self) -> set[Any]:
+        """Return its elements now."""
+        return set(LINK.ask(self._worldfork_path, "plain", self))
+
+
+class Endless(View):
+    """One that is gone through a part at a time."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(LINK.ask(self._worldfork_path, "method", self, "__iter__", (), {}))
+
+    def __len__(self) -> int:
+        length = LINK.ask("", "method", self, "__len__", (), {})
+        if type(length) is not int:
+            raise TypeError("a length is a number")
+        return length
+
+    def __bool__(self) -> bool:
+        return LINK.ask("", "method", self, "__bool__", (), {}) is True
 
 
 class StubType(type):

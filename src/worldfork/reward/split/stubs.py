@@ -18,7 +18,18 @@ from typing import Any
 from worldfork.reward.split.classes import PLAIN_BASES, declared_class, places, stand_in
 from worldfork.reward.split.decoding import Decoder, apply_contents
 from worldfork.reward.split.encoding import Encoder
-from worldfork.reward.split.remotes import LINK, Function, Opaque, Remote, StubType, View, iterate
+from worldfork.reward.split.remotes import (
+    LINK,
+    Elements,
+    Endless,
+    Function,
+    Opaque,
+    Remote,
+    SetView,
+    StubType,
+    View,
+    iterate,
+)
 from worldfork.reward.split.stream import Stream
 from worldfork.reward.split.values import Malformed
 
@@ -313,12 +324,14 @@ class Stubs:
             return self._classes[known]
         if allowed and "<own>" in names and ("<plain>" not in names or allowed & self._plain_based):
             # A class that the candidate calls otherwise, in the place of one of the reference.
-            return self._stand_in(allowed)
+            made = self._stand_in(allowed)
+            # Or what brings such objects one by one.
+            return made if "<iterator>" not in names or hasattr(made, "__next__") else Iterator
         if "<plain>" in names:
             return None
         if "<iterator>" in names:
             return Iterator
-        return Function if "<function>" in names else View if "<view>" in names else Opaque
+        return next((kind for mark, kind in _MARKS.items() if mark in names), Opaque)
 
     def _stand_in(self, allowed: frozenset[str]) -> Any:
         kinds = {self._classes[name] for name in allowed if name in self._classes}
@@ -374,5 +387,6 @@ _LIBRARY_KINDS = (
     types.FunctionType,
     type,
 )
+_MARKS = {"<function>": Function, "<set>": SetView, "<elements>": Elements, "<view>": View, "<iterable>": Endless}
 _LIBRARIES = sys.stdlib_module_names
 STUBS = Stubs()

@@ -16,8 +16,9 @@ MAX_DEPTH = 100
 
 _U32 = struct.Struct("<I")
 
-SIZED = b"isbc"
-"""Tags followed by a length and so many bytes: int (little-endian, two's complement), str, bytes, Decimal's text."""
+SIZED = b"isbca"
+"""Tags followed by a length and so many bytes: int (little-endian, two's complement), str, bytes, Decimal's text,
+bytearray."""
 FIXED_BYTES = {b"N"[0]: 0, b"T"[0]: 0, b"F"[0]: 0, b"U"[0]: 0, b"f"[0]: 8, b"x"[0]: 16, b"r"[0]: 4, b"k"[0]: 4}
 FIXED_VALUES = {
     b"q"[0]: 2,

@@ -42,6 +42,7 @@ VALUES = st.recursive(
         st.lists(below, max_size=4)
         | st.dictionaries(HASHABLE, below, max_size=4)
         | st.sets(HASHABLE, max_size=4)
+        | st.binary(max_size=8).map(bytearray)
         | st.tuples(below, below)
     ),
     max_leaves=20,
@@ -105,7 +106,7 @@ class Number(int):
 
 
 @pytest.mark.parametrize(
-    "value", [object(), Number(1), int, len, iter([]), [Number(2)], bytearray(b"x"), {1: {2: print}}]
+    "value", [object(), Number(1), int, len, iter([]), [Number(2)], memoryview(b"x"), {1: {2: print}}]
 )
 def test_only_exact_types_are_written(value: Any) -> None:
     with pytest.raises(TypeError, match="cannot be sent"):
@@ -204,6 +205,10 @@ def test_containers_get_what_their_twins_hold() -> None:
     node, numbers, names, mapping = Node(), [1], {"a"}, {"k": 1}
     theirs: tuple[Any, ...] = (Node(), [3, 2], {"b", "c"}, {"z": None})
     theirs[0].next, theirs[0].value = None, 5
+    data = bytearray(b"ab")
+    (told,) = contents_of(bytearray(b"abc"))
+    apply_contents(data, told)
+    assert data == b"abc"
     for mine, told in zip((node, numbers, names, mapping), contents_of(*theirs), strict=True):
         apply_contents(mine, told)
     assert (vars(node), numbers, names, mapping) == (vars(theirs[0]), *theirs[1:])
@@ -211,7 +216,7 @@ def test_containers_get_what_their_twins_hold() -> None:
 
 @pytest.mark.parametrize(
     ("mutable", "told"),
-    [([], 5), (set(), ([],)), ({}, ("a",)), ({}, ([], 1)), ({}, None), (type("Node", (), {})(), ("__class__", 1)),
+    [([], 5), (bytearray(), 5), (bytearray(), ("x",)), (bytearray(), (b"", b"")), (set(), ([],)), ({}, ("a",)), ({}, ([], 1)), ({}, None), (type("Node", (), {})(), ("__class__", 1)),
      (type("Node", (), {})(), ("a b", 1)), (type("Node", (), {})(), (1, 1))],
 )  # fmt: skip
 def test_contents_of_another_kind_are_refused(mutable: Any, told: Any) -> None:
