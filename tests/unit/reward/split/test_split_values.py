@@ -216,7 +216,8 @@ def test_containers_get_what_their_twins_hold() -> None:
 
 @pytest.mark.parametrize(
     ("mutable", "told"),
-    [([], 5), (bytearray(), 5), (bytearray(), ("x",)), (bytearray(), (b"", b"")), (set(), ([],)), ({}, ("a",)), ({}, ([], 1)), ({}, None), (type("Node", (), {})(), ("__class__", 1)),
+    [([], 5), (bytearray(), 5), (bytearray(), ("x",)), (bytearray(), (b"", b"")),
+     (set(), ([],)), ({}, ("a",)), ({}, ([], 1)), ({}, None), (type("Node", (), {})(), ("__class__", 1)),
      (type("Node", (), {})(), ("a b", 1)), (type("Node", (), {})(), (1, 1))],
 )  # fmt: skip
 def test_contents_of_another_kind_are_refused(mutable: Any, told: Any) -> None:
