@@ -119,14 +119,16 @@ class Findings(Generic[Found]):
     @contextlib.asynccontextmanager
     async def _file_turn(self, key: str) -> AsyncIterator[None]:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(self.directory / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self.directory / f"{key}.lock"
+        # Asked again and again instead of waited for in a thread: enough waiting threads would leave none for the
+        # holder to finish with.
+        while (lock := _try_lock(path)) is None:
+            await asyncio.sleep(_RETRY_S)
         try:
-            # Asked again and again instead of waited for in a thread: enough waiting threads would leave none
-            # for the holder to finish with.
-            while not _try_lock(lock):
-                await asyncio.sleep(_RETRY_S)
             yield
         finally:
+            # Whoever waits for this very file finds that it is gone, and begins with a new one.
+            path.unlink(missing_ok=True)
             os.close(lock)
 
 
@@ -135,9 +137,14 @@ def tuples(data: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {**data, **{name: tuple(data[name]) for name in names}}
 
 
-def _try_lock(file: int) -> bool:
+def _try_lock(path: Path) -> int | None:
+    """Return the lock; None where somebody else has it, or has just removed it."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        if os.path.samestat(os.fstat(file), path.stat()):
+            return file
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(file)
+    return None

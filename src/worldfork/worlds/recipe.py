@@ -112,13 +112,22 @@ def _exporting(git: str) -> Build:
     async def build(sandbox: AsyncSandbox) -> None:
         await sandbox.make_directory(DIRECTORY)
         stack = contextlib.ExitStack()
+        exporting = asyncio.create_task(asyncio.to_thread(stack.enter_context, exported(git)))
         try:
-            tree = await asyncio.to_thread(stack.enter_context, exported(git))
-            await sandbox.upload_directory(tree, DIRECTORY)
+            await sandbox.upload_directory(await asyncio.shield(exporting), DIRECTORY)
         finally:
-            await asyncio.to_thread(stack.close)
+            await asyncio.shield(_cleared(stack, exporting))
 
     return build
+
+
+async def _cleared(stack: contextlib.ExitStack, exporting: asyncio.Task[Path]) -> None:
+    """Remove what was exported. What is given up on the way there is exported to its end all the same."""
+    await asyncio.wait([exporting])
+    await asyncio.to_thread(stack.close)
+    if not exporting.cancelled():
+        # Nobody may have asked for it.
+        exporting.exception()
 
 
 def _uploading(directory: str) -> Build:

@@ -68,6 +68,27 @@ def test_a_file_that_was_cut_short_is_found_out_again(tmp_path: Path, content: b
     assert make.calls == 2
 
 
+def test_no_lock_stays_and_none_is_held_twice(tmp_path: Path) -> None:
+    inside, most = 0, 0
+
+    async def make() -> Calibration:
+        nonlocal inside, most
+        inside, most = inside + 1, max(most, inside + 1)
+        await asyncio.sleep(0.002)
+        inside -= 1
+        raise LookupError
+
+    async def many() -> None:
+        stores = [CalibrationStore(tmp_path) for _ in range(8)]
+        asked = (store.get_or_make(FOUND.task_hash, "sn-one", make) for store in stores)
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        assert all(isinstance(each, LookupError) for each in results)
+
+    asyncio.run(many())
+    assert most == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_lock_is_let_go(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     asyncio.run(ask(CalibrationStore(tmp_path), Maker()))

@@ -1,17 +1,15 @@
-"""Edits as diffs, and diffs as edits."""
+"""Edits as diffs, which give them back."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from worldfork.core.errors import ConfigError
+from worldfork.content.patches import PatchFile, apply_patch, parse_patch
+from worldfork.content.patches.model import EXECUTABLE
 from worldfork.records.edits import EditedFile, Edits
-from worldfork.reward.patching import diff_of, edits_of
+from worldfork.reward.patching import diff_of
 
 ORIGINALS = {"a.py": b"one\ntwo\n", "b.py": b"x", "pkg/c.py": b"c\n", "data.bin": b"\0\1"}
-EDITABLE = ("**",)
 
 
 def test_there_and_back() -> None:
@@ -27,28 +25,18 @@ def test_there_and_back() -> None:
     diff = diff_of(ORIGINALS, edits)
     assert b"-two\n+three\n" in diff
     assert b"rename from pkg/c.py\nrename to moved.py\n" in diff
-    assert edits_of(diff, ORIGINALS, EDITABLE) == edits
+    old = {path: PatchFile(content) for path, content in ORIGINALS.items()}
+    made = apply_patch(parse_patch(diff), old.get)
+    files = {path: EditedFile(file.content, file.mode == EXECUTABLE) for path, file in made.items() if file is not None}
+    assert Edits(files, tuple(path for path, file in made.items() if file is None)) == edits
 
 
 def test_nothing() -> None:
     assert diff_of(ORIGINALS, Edits()) == b""
-    assert edits_of(b"", ORIGINALS, EDITABLE).empty
 
 
 def test_what_was_dropped_or_is_not_known_makes_no_change() -> None:
     assert diff_of(ORIGINALS, Edits({"a.py": EditedFile(b"one\ntwo\n", executable=True)}, ("gone.py",))) == b""
-
-
-def test_a_patch_reaches_editable_files_alone_and_makes_no_links() -> None:
-    patch = "--- a/a.py\n+++ b/a.py\n@@ -1,2 +1 @@\n one\n-two\n"
-    assert edits_of(patch, ORIGINALS, ("a.py",)) == Edits({"a.py": EditedFile(b"one\n")})
-    with pytest.raises(ConfigError, match="not editable"):
-        edits_of(patch, ORIGINALS, ("pkg/**",))
-    link = "diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n+/etc\n"
-    with pytest.raises(ConfigError, match="becomes a link"):
-        edits_of(link, ORIGINALS, EDITABLE)
-    with pytest.raises(ConfigError, match="hunk 1"):
-        edits_of(patch, {"a.py": b"two\none\n"}, EDITABLE)
 
 
 def test_no_file_is_read_but_those_that_were_touched() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -109,3 +113,48 @@ def test_only_what_fetches_or_runs_commands_has_the_network(
         source = dataclasses.replace(source, origin=Origin(directory=str(tree)))
     asyncio.run(build_world(source))
     assert asked == networks
+
+
+def test_what_is_exported_goes_though_the_building_was_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, begun, goes_on = tmp_path / "tree", threading.Event(), threading.Event()
+
+    @contextlib.contextmanager
+    def exported(git: str) -> Iterator[Path]:
+        begun.set()
+        assert goes_on.wait(10)
+        tree.mkdir()
+        try:
+            yield tree
+        finally:
+            tree.rmdir()
+
+    monkeypatch.setattr(recipe, "exported", exported)
+
+    class Box:
+        uploaded = False
+
+        async def make_directory(self, path: str) -> None:
+            pass
+
+        async def upload_directory(self, source: Path, path: str) -> None:
+            self.uploaded = source.is_dir()
+
+    async def run(cancelled: bool) -> Any:
+        box: Any = Box()
+        building = asyncio.ensure_future(recipe._exporting("p@c")(box))
+        await asyncio.to_thread(begun.wait, 10)
+        if cancelled:
+            building.cancel()
+            await asyncio.sleep(0)
+        goes_on.set()
+        await asyncio.wait([building])
+        assert building.cancelled() is cancelled
+        return box
+
+    assert not asyncio.run(run(True)).uploaded
+    assert goes_on.is_set()
+    assert not tree.exists()
+    assert asyncio.run(run(False)).uploaded
+    assert not tree.exists()
