@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,17 +118,20 @@ def test_what_is_exported_goes_though_the_building_was_given_up(
 ) -> None:
     tree, begun, goes_on = tmp_path / "tree", threading.Event(), threading.Event()
 
-    @contextlib.contextmanager
-    def exported(git: str) -> Iterator[Path]:
-        begun.set()
-        assert goes_on.wait(10)
-        tree.mkdir()
-        try:
-            yield tree
-        finally:
+    class Exported:
+        def __init__(self, git: str) -> None:
+            pass
+
+        def __enter__(self) -> Path:
+            begun.set()
+            assert goes_on.wait(10)
+            tree.mkdir()
+            return tree
+
+        def __exit__(self, *_: object) -> None:
             tree.rmdir()
 
-    monkeypatch.setattr(recipe, "exported", exported)
+    monkeypatch.setattr(recipe, "exported", Exported)
 
     class Box:
         uploaded = False
