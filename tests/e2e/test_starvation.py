@@ -125,19 +125,19 @@ def busy_s() -> float:
 class Calm:
     """Waits until others leave the CPUs alone; for so long in all, since a machine that is shared may never do so."""
 
-    left_s = 60.0
+    left_s = 90.0
 
     def wait(self) -> None:
-        began_s = time.monotonic()
         while True:
             before_s, at_s = busy_s(), time.monotonic()
             time.sleep(0.5)
-            if busy_s() - before_s < 0.3 * CPUS * (time.monotonic() - at_s):
-                break
-            if time.monotonic() - began_s > self.left_s:
+            took_s = time.monotonic() - at_s
+            self.left_s -= took_s
+            if busy_s() - before_s < 0.3 * CPUS * took_s:
+                return
+            if self.left_s < 0:
                 # Half of a limit lost by what else runs is no attack's doing.
                 pytest.skip("others use this machine's CPUs: nobody can tell whom they starve")
-        self.left_s -= time.monotonic() - began_s
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +233,8 @@ def test_wrong_code_does_not_void_its_score(attack: str, many: int, verifier: st
     learn(of)
     text = WRONG.replace("    return", indent(attack, "    ") + "    return")
     for _ in range(2):
-        calm.wait()
+        if many <= CPUS:
+            calm.wait()
         with others(many):
             episode = graded(of, CandidatesPolicy({"one": {"answer.py": text}}))
         if episode.failure is None or episode.failure.kind is not FailureKind.OVERLOAD:
