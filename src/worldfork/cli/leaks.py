@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from worldfork import Sandbox
-from worldfork.cli.boundary import FAILED, OK, verb
+from worldfork.cli.boundary import FAILED, OK, PARTIAL, verb
 from worldfork.cli.printing import print_json, print_line, print_table, progress
 from worldfork.cli.sandboxes import AsJson
 from worldfork.cli.task_files import RepositoriesFile, Repository, read_tasks
@@ -35,7 +35,9 @@ def leaks(
         print_json([to_json(report) for report in reports])
     else:
         _print(reports)
-    return FAILED if any(report.certain for report in reports) else OK
+    if any(report.certain for report in reports):
+        return FAILED
+    return OK if all(report.complete for report in reports) else PARTIAL
 
 
 async def _look(chosen: list[Task], world: str | None, quiet: bool) -> list[LeakReport]:

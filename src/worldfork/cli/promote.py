@@ -15,7 +15,7 @@ from worldfork.cli.sandboxes import AsJson
 from worldfork.core.errors import ConfigError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.episode import Episode
-from worldfork.rollout.promote import Promoted, apply_to_directory, best_episode, promote_into
+from worldfork.rollout.promote import Promoted, apply_to_directory, best_episode, final_state, promote_into
 from worldfork.rollout.stored import StoredRun
 
 
@@ -29,6 +29,8 @@ def promote(
         str | None, typer.Option(help="Live sandbox, by id or name, whose disk becomes the winner's.")
     ] = None,
     task: Annotated[str | None, typer.Option(help="The task's id, where the run has several.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Only rollouts of this policy, by its id.")] = None,
+    rollout: Annotated[str | None, typer.Option(help="The rollout that was opened by this id.")] = None,
     index: Annotated[int | None, typer.Option(min=0, help="This rollout of the group instead of the best one.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would change.")] = False,
     moved: Annotated[
@@ -40,7 +42,7 @@ def promote(
     if (to is None) == (sandbox is None):
         raise ConfigError("name one place for it", remedy="add --to DIR or --sandbox ID", field="to")
     stored = StoredRun(run)
-    winner = _chosen(stored.episodes, task, index)
+    winner = _chosen(stored.episodes, task_id=task, policy_id=policy, rollout_id=rollout, index=index)
     changes: list[Promoted] = []
     before: str | None = None
     if to is not None:
@@ -50,8 +52,8 @@ def promote(
                 f"the run holds no diff of {winner.task_id} #{winner.index}", remedy="run it again with --run DIR"
             )
         changes = apply_to_directory(to, diff, dry_run=dry_run, moved=moved)
-    elif not dry_run:
-        before = asyncio.run(_into(str(sandbox), winner))
+    else:
+        before = asyncio.run(_into(str(sandbox), winner, dry_run=dry_run))
     if as_json:
         print_json({
             "task_id": winner.task_id,
@@ -71,13 +73,17 @@ def promote(
     return OK
 
 
-def _chosen(episodes: list[Episode], task: str | None, index: int | None) -> Episode:
-    found = [each for each in episodes if task in (None, each.task_id) and index in (None, each.index)]
+def _chosen(episodes: list[Episode], **wanted: object) -> Episode:
+    chosen = {name: value for name, value in wanted.items() if value is not None}
+    found = [each for each in episodes if all(getattr(each, name) == value for name, value in chosen.items())]
     if not found:
         raise ConfigError("the run has no such rollout", remedy="see `worldfork report RUN`", field="task")
     return best_episode(found)
 
 
-async def _into(sandbox: str, winner: Episode) -> str:
+async def _into(sandbox: str, winner: Episode, *, dry_run: bool) -> str | None:
     live = await AsyncSandbox.connect(sandbox)
+    if dry_run:
+        await AsyncSandbox.get_snapshot(final_state(winner))
+        return None
     return (await promote_into(live, winner)).snapshot_id

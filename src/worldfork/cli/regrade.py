@@ -52,7 +52,8 @@ def regrade(
         print_json([each.after.to_json() for each in results])
     else:
         _print(results, len(stored.episodes), run)
-    return PARTIAL if any(not each.after.valid for each in results) else OK
+    nothing = bool(stored.episodes) and not results
+    return PARTIAL if nothing or any(not each.after.valid for each in results) else OK
 
 
 def read_verifier(text: str | None) -> Mapping[str, Any] | None:
@@ -88,7 +89,8 @@ def _print(results: Sequence[Regraded], stored: int, run: Path) -> None:
     print_line(f"{scored} of {stored} episodes have a reward now; of {len(both)}: {means}, {len(rows)} changed")
     if len(results) < stored:
         note(f"worldfork: {stored - len(results)} left out: what they left, or the final state, was not kept")
-    print_line(f"kept below {run / REGRADED}")
+    if results:
+        print_line(f"kept below {run / REGRADED}")
     for each in results:
         if each.after.failure is not None:
             kind, message = each.after.failure.kind.value, each.after.failure.message

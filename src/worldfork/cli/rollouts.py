@@ -24,8 +24,9 @@ from worldfork.cli.task_files import RepositoriesFile, Repository, read_tasks
 from worldfork.core.errors import ConfigError, StoreError, WorldforkError
 from worldfork.records.episode import Episode
 from worldfork.records.task import Task
-from worldfork.rollout.group import run_rollouts
+from worldfork.rollout.group import check_rollouts, run_rollouts
 from worldfork.rollout.journal import Journal
+from worldfork.rollout.judges import judges
 from worldfork.rollout.policies import policy_named
 from worldfork.rollout.run_directory import RunDirectory
 from worldfork.rollout.stopping import ENOUGH, StopRule
@@ -75,6 +76,13 @@ def rollout(
     chosen = _judged(read_tasks(tasks, task, repositories, repository), read_verifier(verifier))
     actor = policy_named(policy)
     state = None if world is None else Sandbox.get_snapshot(world)
+    rule = _stop_rule(successes, target, no_variance)
+    # Before a run is made of it.
+    check_rollouts(chosen, n, concurrency, seeds=seeds.value, keep=None if keep is None else keep.value)
+    if verifier is not None:
+        judge = judges()
+        for each in chosen:
+            judge(each)
     began_s = time.perf_counter()
     with _journal(run, resume) as journal, progress("rolling out", total=len(chosen) * n, quiet=as_json) as steps:
         episodes = asyncio.run(
@@ -90,7 +98,7 @@ def rollout(
                 seed=seed,
                 keep=None if keep is None else keep.value,
                 deadline_s=deadline,
-                stop=_stop_rule(successes, target, no_variance),
+                stop=rule,
                 on_episode=lambda episode: steps.advance(episode.task_id),
             )
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +13,7 @@ from worldfork import Sandbox
 from worldfork.cli.boundary import FAILED, OK, PARTIAL, verb
 from worldfork.cli.leaks import leaks
 from worldfork.cli.printing import print_json, print_line, print_table, progress
+from worldfork.cli.regrade import read_verifier
 from worldfork.cli.sandboxes import AsJson
 from worldfork.cli.task_files import RepositoriesFile, Repository, read_tasks
 from worldfork.records.task import Task
@@ -28,7 +30,7 @@ def check(
     tasks: Annotated[Path, typer.Argument(metavar="TASKS", help="Tasks, in any form that `worldfork rollout` takes.")],
     times: Annotated[int, typer.Option("-k", "--times", min=1, max=1000, help="How often each is graded.")] = 3,
     task: Annotated[list[str] | None, typer.Option(help="Only the task of this id; may be repeated.")] = None,
-    verifier: Annotated[str | None, typer.Option(help="Kind of verifier, in the place of what the tasks name.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="In the place of what the tasks name: a kind, or JSON.")] = None,
     world: Annotated[str | None, typer.Option(help="Snapshot that lies below tasks which name no world.")] = None,
     repositories: RepositoriesFile = None,
     repository: Repository = None,
@@ -36,7 +38,7 @@ def check(
 ) -> int:
     """Grade the reference and the untouched state of each task, and refuse tasks that teach nothing."""
     chosen = read_tasks(tasks, task, repositories, repository)
-    spec = None if verifier is None else {"kind": verifier}
+    spec = read_verifier(verifier)
     checks = asyncio.run(_check(chosen, times, world, spec, quiet=as_json))
     if as_json:
         print_json([found.to_json() for found in checks])
@@ -50,10 +52,10 @@ tasks.command("leaks")(leaks)
 
 
 async def _check(
-    chosen: list[Task], times: int, world: str | None, spec: dict[str, str] | None, *, quiet: bool
+    chosen: list[Task], times: int, world: str | None, spec: Mapping[str, Any] | None, *, quiet: bool
 ) -> list[TaskCheck]:
     states = await StartingStates.open(None if world is None else Sandbox.get_snapshot(world))
-    checker = Checker(states.get, home_calibrations(), spec)
+    checker = Checker(states.get, home_calibrations(), None if spec is None else dict(spec))
     with progress("checking", total=len(chosen), quiet=quiet) as steps:
         return await checker.check_all(chosen, times, lambda found: steps.advance(found.task_id))
 

@@ -135,7 +135,7 @@ async def run_rollouts(
     if verifier is not None and score is not None:
         raise ConfigError("a verifier and a score function cannot both grade", remedy="name one", field="score")
     agent = as_policy(policy)
-    width = _check(tasks, n, concurrency, seeds=seeds, keep=keep, deadline_s=deadline_s)
+    width = check_rollouts(tasks, n, concurrency, seeds=seeds, keep=keep, deadline_s=deadline_s)
     if not tasks:
         return []
     directory = RunDirectory(run) if isinstance(run, (str, Path)) else run
@@ -208,7 +208,7 @@ async def follow_rollouts(
             running.exception()
 
 
-def _check(
+def check_rollouts(
     tasks: Sequence[Task],
     n: int,
     concurrency: int | None,
@@ -217,6 +217,11 @@ def _check(
     keep: str | None = None,
     deadline_s: float | None = None,
 ) -> int:
+    """Look at arguments as of `run_rollouts`; return how many rollouts run at a time.
+
+    Raises:
+        ConfigError: one cannot be meant.
+    """
     if n < 1:
         raise ConfigError(f"n is {n}; a group has at least one rollout", n=n)
     if len({task.task_hash for task in tasks}) != len(tasks):

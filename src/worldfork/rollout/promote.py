@@ -51,6 +51,21 @@ def best_episode(episodes: Iterable[Episode]) -> Episode:
     return min(valid, key=lambda each: (-(each.reward or 0.0), each.index))
 
 
+def final_state(winner: Episode) -> str:
+    """Return the snapshot of an episode's final state.
+
+    Raises:
+        ConfigError: it was not kept.
+    """
+    if winner.final_snapshot_id is None:
+        raise ConfigError(
+            f"the final state of {winner.task_id} #{winner.index} was not kept",
+            remedy='run the group with keep="best"',
+            field="final_snapshot_id",
+        )
+    return winner.final_snapshot_id
+
+
 async def promote_into(sandbox: AsyncSandbox, winner: Episode) -> SnapshotInfo:
     """Make the winner's final state the disk of a live sandbox, which stays the one it is.
 
@@ -65,13 +80,7 @@ async def promote_into(sandbox: AsyncSandbox, winner: Episode) -> SnapshotInfo:
         ConfigError: the winner's final state was not kept, or stands on another base.
         NotFound: it is kept no more. Others: as `AsyncSandbox.adopt`.
     """
-    if winner.final_snapshot_id is None:
-        raise ConfigError(
-            f"the final state of {winner.task_id} #{winner.index} was not kept",
-            remedy='run the group with keep="best"',
-            field="final_snapshot_id",
-        )
-    return await sandbox.adopt(winner.final_snapshot_id, label=f"before {winner.task_id} #{winner.index}"[:100])
+    return await sandbox.adopt(final_state(winner), label=f"before {winner.task_id} #{winner.index}"[:100])
 
 
 def apply_to_directory(

@@ -71,3 +71,11 @@ def test_a_verifier_that_is_none(text: str, asked: dict[str, Any], run: str, inv
 
 def test_no_run(asked: dict[str, Any], tmp_path: Path, invoke: Invoke) -> None:
     assert invoke("regrade", str(tmp_path / "none")).exit_code == 2
+
+
+def test_where_nothing_can_be_graded_that_is_said(asked: dict[str, Any], run: str, invoke: Invoke) -> None:
+    asked["after"] = []
+    result = invoke("regrade", run)
+    assert result.exit_code == 3
+    assert "2 left out" in result.stderr
+    assert "kept below" not in result.stdout

@@ -154,3 +154,11 @@ def test_a_missing_file_is_named(runs: PlayedRuns, invoke: Invoke, tmp_path: Pat
     result = invoke("rollout", str(tmp_path / "none.jsonl"), "--policy", "nop", "--json")
     assert result.exit_code == 2
     assert "none.jsonl" in json.loads(result.stderr)["error"]["message"]
+
+
+@pytest.mark.parametrize("more", [["--concurrency", "5000"], ["--verifier", "none-such"], ["--seeds", "odd"]])
+def test_what_cannot_be_meant_makes_no_run(
+    runs: PlayedRuns, invoke: Invoke, tasks: str, tmp_path: Path, more: list[str]
+) -> None:
+    assert invoke("rollout", tasks, "--policy", "nop", "--run", str(tmp_path / "run"), *more).exit_code == 2
+    assert not (tmp_path / "run").exists()

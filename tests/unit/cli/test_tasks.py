@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -110,3 +111,38 @@ def test_one_task_by_one_verifier_as_json(invoke: Invoke, two: Path) -> None:
 
 def test_a_task_that_is_not_there(invoke: Invoke, two: Path) -> None:
     assert invoke("tasks", "check", str(two), "--task", "three").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [("pytest", {"kind": "pytest"}), ('{"kind": "files", "checks": []}', {"kind": "files", "checks": []})],
+)
+def test_a_verifier_may_be_named_whole(
+    invoke: Invoke, two: Path, monkeypatch: pytest.MonkeyPatch, text: str, spec: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(PlayedChecker, "fit", (True, True))
+    assert invoke("tasks", "check", str(two), "--verifier", text).exit_code == 0
+    assert PlayedChecker.asked["spec"] == spec
+
+
+class Look:
+    """What looking for leaks found."""
+
+    def __init__(self, certain: bool, complete: bool) -> None:
+        self.certain, self.complete = certain, complete
+
+
+@pytest.mark.parametrize(
+    ("found", "code"), [([(False, True)], 0), ([(False, True), (False, False)], 3), ([(True, False)], 1)]
+)
+def test_worlds_that_were_not_looked_through_are_no_clean_ones(
+    invoke: Invoke, two: Path, monkeypatch: pytest.MonkeyPatch, found: list[tuple[bool, bool]], code: int
+) -> None:
+    async def look(*_: object) -> list[Look]:
+        return [Look(*each) for each in found]
+
+    # Behind the verb of the same name.
+    module = importlib.import_module("worldfork.cli.leaks")
+    monkeypatch.setattr(module, "_look", look)
+    monkeypatch.setattr(module, "to_json", lambda report: report.complete)
+    assert invoke("tasks", "leaks", str(two), "--json").exit_code == code
