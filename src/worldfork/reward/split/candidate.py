@@ -7,8 +7,6 @@ nothing of tests, their names or what they expect.
 A frame is a length, a kind, the eight bytes that the answer must repeat, and one value.
 """
 
-import collections
-import datetime
 import importlib
 import os
 import struct
@@ -17,15 +15,11 @@ from typing import Any, NoReturn
 
 from worldfork.reward.split.decoding import Decoder
 from worldfork.reward.split.encoding import Encoder
+from worldfork.reward.split.likeness import marks, plain_part
 from worldfork.reward.split.values import Malformed
 
 _MAX_HANDLES = 100_000
 _MAX_NAMES = 16
-_BASES = (
-    *(int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset, memoryview),
-    *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta),
-    *(collections.UserList, collections.UserDict, collections.UserString),
-)
 
 
 class Callback:
@@ -179,23 +173,14 @@ class Server:
             encoder.write(dict(value), depth)
             return True
         names = [each.__name__ for each in kind.__mro__[:_MAX_NAMES]]
-        names += ["<own>"] * (kind.__module__.partition(".")[0] not in _LIBRARIES)
-        names += ["<plain>"] * (_base(kind) is not None)
-        names += ["<iterator>"] * hasattr(kind, "__next__")
-        names += ["<function>"] * callable(value)
-        names += ["<view>"] * (kind in _VIEWS)
-        names += ["<set>"] * (kind in _SETS)
-        names += ["<elements>"] * (kind is collections.deque or (kind.__module__, kind.__name__) == ("array", "array"))
-        names += ["<iterable>"] * hasattr(kind, "__iter__")
+        names += marks(kind, value)
         encoder.counted(b"o", self._number(value))
         encoder.elements(b"t", tuple(names), depth)
         return True
 
     def _do_plain(self, target: Any) -> Any:
         """Return the plain value that an object of a derived class is at its base."""
-        base = _base(type(target)) or list
-        exact = _EXACT.get(base)
-        return exact(target) if exact else base(target)
+        return plain_part(target)
 
     def _number(self, value: Any) -> int:
         number = self._numbers.get(id(value))
@@ -240,37 +225,6 @@ class Server:
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
-
-
-_SETS: tuple[type, ...] = (type({}.keys()), type({}.items()))
-_VIEWS: tuple[type, ...] = (*_SETS, type({}.values()))
-_LIBRARIES = frozenset(getattr(sys, "stdlib_module_names", ("builtins", "collections", "itertools")))
-_EXACT: dict[type, Any] = {
-    int: int.__int__,
-    float: float.__float__,
-    str: str.__str__,
-    memoryview: memoryview.tobytes,
-    datetime.datetime: lambda v: datetime.datetime(
-        v.year, v.month, v.day, v.hour, v.minute, v.second, v.microsecond, v.tzinfo, fold=v.fold
-    ),
-    datetime.date: lambda v: datetime.date(v.year, v.month, v.day),
-    datetime.time: lambda v: datetime.time(v.hour, v.minute, v.second, v.microsecond, v.tzinfo, fold=v.fold),
-    datetime.timedelta: lambda v: datetime.timedelta(v.days, v.seconds, v.microseconds),
-    collections.UserList: list,
-    collections.UserDict: dict,
-    collections.UserString: str,
-}
-
-
-def _base(kind: type) -> Any:
-    """Return the plain type that a class derives from, or whose values its objects equal."""
-    return next((each for each in (*_BASES, *_late_bases()) if issubclass(kind, each)), None)
-
-
-def _late_bases() -> list[type]:
-    """Return those of modules that take long to load, where there may be such values."""
-    late = (("decimal", "Decimal"), ("fractions", "Fraction"))
-    return [getattr(sys.modules[module], name) for module, name in late if module in sys.modules]
 
 
 def _without(name: str, target: Any, *args: Any) -> Any:

@@ -14,9 +14,6 @@ PLAIN_BASES = frozenset({
 })  # fmt: skip
 """Bases of classes whose objects are plain values too."""
 
-_ALWAYS = ("__bool__", "__iter__", "__len__", "__getitem__", "__contains__")
-"""What any class may have, whatever the reference's has."""
-
 _NOT_INHERITED = frozenset({"__module__", "__qualname__", "__slots__", "__doc__"})
 
 
@@ -54,7 +51,8 @@ def stand_in(kinds: Iterable[StubType]) -> StubType:
     told = [_told(kind) for kind in every]
     name = EITHER.join(kind.__qualname__ for kind in every)
     inside: dict[str, Any] = {"__slots__": (), "__module__": every[0].__module__, "__qualname__": name}
-    inside |= {each: method(f"{name}.{each}", each) for each in _ALWAYS}
+    # One may bring what the reference's other answers at that place bring; what is in it is compared here.
+    inside["__iter__"] = method(f"{name}.__iter__", "__iter__")
     for each in dict.fromkeys(name for names in told for name in names):
         having = [names[each] for names in told if each in names]
         if each in (*COMPARISONS, "__hash__") and len(having) < len(every):

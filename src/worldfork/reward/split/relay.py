@@ -303,4 +303,4 @@ async def _settle(task: asyncio.Future[Any]) -> None:
 
 
 def _program() -> bytes:
-    return program_input(*VALUE_MODULES, "worldfork.reward.split.candidate")
+    return program_input(*VALUE_MODULES, "worldfork.reward.split.likeness", "worldfork.reward.split.candidate")
