@@ -27,6 +27,9 @@ TASK_FORMAT = 2
 
 MAX_TASK_ID_CHARACTERS = 200
 
+TASK_DIRECTORY = "/workspace"
+"""A task's directory inside a sandbox: the default working directory of every one."""
+
 SCORES = ("fraction", "fail_to_pass", "resolved")
 """What the reward of tests is: passed of expected; or the fraction of those that the starting state fails, and 0 as
 soon as one that it passes is lost; or whether that fraction is whole."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-TASK_DIRECTORY = "/workspace"
-"""The task's directory: the default working directory of every sandbox."""
+from worldfork.records.task import TASK_DIRECTORY
+
+__all__ = ["TASK_DIRECTORY", "inside_task"]
 
 
 def inside_task(path: str) -> str:

@@ -18,12 +18,10 @@ from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.place import place
 from worldfork.lineage.snapshots import SnapshotInfo
 from worldfork.records.origin import Origin, WorldSource
+from worldfork.records.task import TASK_DIRECTORY
 from worldfork.worlds.git import exported, tree_of
 from worldfork.worlds.sdist import fetch_sdist
 from worldfork.worlds.world import async_world
-
-DIRECTORY = "/workspace"
-"""Where a world's files lie: the default working directory of every sandbox."""
 
 DEFAULT_DEPENDENCIES = ("pytest", "pytest-timeout")
 """What a world gets whose source names no pytest of its own; a snapshot is taken as it is."""
@@ -59,7 +57,7 @@ async def build_world(source: WorldSource) -> SnapshotInfo:
 
     async def build(sandbox: AsyncSandbox) -> None:
         async with _in_time(source.build_wall_s):
-            await sandbox.make_directory(DIRECTORY)
+            await sandbox.make_directory(TASK_DIRECTORY)
             await _install(sandbox, dependencies)
             for command in source.commands:
                 await _step(sandbox, command)
@@ -69,7 +67,7 @@ async def build_world(source: WorldSource) -> SnapshotInfo:
 
 
 async def ground_of(origin: Origin) -> SnapshotInfo | None:
-    """Return a snapshot with the files of an origin in `DIRECTORY` and nothing else added; None for no origin.
+    """Return a snapshot with the files of an origin in `TASK_DIRECTORY` and nothing else added; None for no origin.
 
     A snapshot is the one that it is.
 
@@ -102,19 +100,19 @@ async def _built(key: str, build: Build, ground: SnapshotInfo | None = None, *, 
 
 def _fetching(origin: Origin) -> Build:
     async def build(sandbox: AsyncSandbox) -> None:
-        await sandbox.make_directory(DIRECTORY)
-        await fetch_sdist(sandbox, origin, DIRECTORY)
+        await sandbox.make_directory(TASK_DIRECTORY)
+        await fetch_sdist(sandbox, origin, TASK_DIRECTORY)
 
     return build
 
 
 def _exporting(git: str) -> Build:
     async def build(sandbox: AsyncSandbox) -> None:
-        await sandbox.make_directory(DIRECTORY)
+        await sandbox.make_directory(TASK_DIRECTORY)
         stack = contextlib.ExitStack()
         exporting = asyncio.create_task(asyncio.to_thread(stack.enter_context, exported(git)))
         try:
-            await sandbox.upload_directory(await asyncio.shield(exporting), DIRECTORY)
+            await sandbox.upload_directory(await asyncio.shield(exporting), TASK_DIRECTORY)
         finally:
             await asyncio.shield(_cleared(stack, exporting))
 
@@ -132,8 +130,8 @@ async def _cleared(stack: contextlib.ExitStack, exporting: asyncio.Task[Path]) -
 
 def _uploading(directory: str) -> Build:
     async def build(sandbox: AsyncSandbox) -> None:
-        await sandbox.make_directory(DIRECTORY)
-        await sandbox.upload_directory(directory, DIRECTORY)
+        await sandbox.make_directory(TASK_DIRECTORY)
+        await sandbox.upload_directory(directory, TASK_DIRECTORY)
 
     return build
 
@@ -164,7 +162,7 @@ async def _install(sandbox: AsyncSandbox, dependencies: Sequence[str]) -> None:
 
 
 async def _step(sandbox: AsyncSandbox, command: Sequence[str], remedy: str = "") -> None:
-    result = await sandbox.run(command[0], command[1:], working_dir=DIRECTORY)
+    result = await sandbox.run(command[0], command[1:], working_dir=TASK_DIRECTORY)
     if not result.ok:
         words = (result.stderr.strip() or result.stdout.strip())[-1000:]
         raise SandboxError(
@@ -179,7 +177,7 @@ async def _step(sandbox: AsyncSandbox, command: Sequence[str], remedy: str = "")
 async def _remove(sandbox: AsyncSandbox, paths: Sequence[str]) -> None:
     for path in paths:
         try:
-            await sandbox.delete_file(f"{DIRECTORY}/{path}", recursive=True)
+            await sandbox.delete_file(f"{TASK_DIRECTORY}/{path}", recursive=True)
         except PathError as error:
             raise ConfigError(
                 f"world.without names {path!r}, which is not in the world", field="world.without"
