@@ -199,6 +199,8 @@ class Campaign:
     tried: dict[str, list[Tried]] = field(default_factory=dict)
     """Name of an attack -> what came of it."""
     honest: list[Honest] = field(default_factory=list)
+    untold: list[str] = field(default_factory=list)
+    """Attacks that met a lack of CPU while others used this machine: whose doing that was nobody can tell."""
 
     async def run(self, attacks: Sequence[Attack]) -> None:
         """Try them all: first those that share the machine, then each of the others by itself."""
@@ -215,12 +217,22 @@ class Campaign:
                 if not attack.exclusive:
                     group.create_task(one(attack))
         left_s = CALM_S
-        for attack in attacks:
-            for _ in range(2 if attack.exclusive else 0):
+        # What met a full machine among the others, which they had filled, has another turn by itself.
+        for attack in [each for each in attacks if each.exclusive or self._starved(each)]:
+            for _ in range(2):
                 left_s -= await calm(left_s)
                 await self._one(attack, attack is firsts[attack.number])
-                if left_s <= 0 or not any(each.void and OVERLOAD in each.note for each in self.tried[attack.name]):
+                if left_s <= 0 or not self._starved(attack):
                     break
+            if left_s <= 0 and self._starved(attack):
+                self.untold.append(attack.name)
+
+    def _starved(self, attack: Attack) -> bool:
+        """Whether there is no score for a lack of CPU, of the attack or of the correct solution beside it."""
+        beside = [each for each in self.honest if each.beside is attack]
+        lacks = [note for each in beside for note in each.notes.values()]
+        lacks += [each.note for each in self.tried[attack.name] if each.void]
+        return any(OVERLOAD in note for note in lacks)
 
     async def _one(self, attack: Attack, first: bool) -> None:
         names = list(self.beside(attack)) if first else []
@@ -235,8 +247,9 @@ class Campaign:
     @property
     def broken(self) -> list[str]:
         """What was sworn and is not so, in words."""
-        wrong = [str(each) for tried in self.tried.values() for each in tried if each.broken]
-        return [*wrong, *(str(each) for each in self.honest if each.suffers)]
+        told = [tried for name, tried in self.tried.items() if name not in self.untold]
+        wrong = [str(each) for tried in told for each in tried if each.broken]
+        return [*wrong, *(str(each) for each in self.honest if each.suffers and each.beside.name not in self.untold)]
 
 
 async def calm(longest_s: float) -> float:
