@@ -21,32 +21,34 @@ pytestmark = pytest.mark.filterwarnings("ignore:no cgroup of this host:RuntimeWa
 
 
 class Expects:
-    """Stands in for the pytest verifier's calibration: all these ids."""
+    """Stands in for the pytest verifier's calibration: all these tests."""
 
     def __init__(self, ids: set[str]) -> None:
         self.ids = ids
 
     async def calibrate(self, task: Task, start: Start) -> Calibration:
-        return Calibration(task.task_hash, start.snapshot_id, tuple(sorted(self.ids)), (), (), 1.0)
+        ids = tuple(sorted(f"{next(iter(task.hidden_tests))}::test_{each}" for each in self.ids))
+        return Calibration(task.task_hash, start.snapshot_id, ids, (), (), 1.0)
 
 
-def graded(directory: Path, module: str, tests: str, ids: set[str], *texts: str) -> list[Grade]:
+def graded(directory: Path, module: str, tests: str, ids: set[str], *texts: str, **changes: Any) -> list[Grade]:
     """Grade texts of a module, the first of which is the reference."""
-    task = Task(
-        task_id=f"e2e/split-{module}",
-        prompt="",
-        files={f"{module}.py": "nothing = None\n"},
-        editable=(f"{module}.py",),
-        hidden_tests={f"test_{module}.py": tests},
-        test_args=("--timeout=5", f"test_{module}.py"),
-        solution={f"{module}.py": texts[0]},
-        limits=TaskLimits(policy_wall_s=20, grade_cpu_s=10, grade_wall_s=60, memory_mb=256, disk_mb=64, pids=64),
-    )
+    values: dict[str, Any] = {
+        "task_id": f"e2e/split-{module}",
+        "prompt": "",
+        "files": {f"{module}.py": "nothing = None\n"},
+        "editable": (f"{module}.py",),
+        "hidden_tests": {f"test_{module}.py": tests},
+        "test_args": ("--timeout=5", f"test_{module}.py"),
+        "solution": {f"{module}.py": texts[0]},
+        "limits": TaskLimits(policy_wall_s=20, grade_cpu_s=10, grade_wall_s=60, memory_mb=256, disk_mb=64, pids=64),
+    }
+    task = Task(**{**values, **changes})
 
     async def all_of_them() -> list[Grade]:
         start = await (await StartingStates.open()).get(task)
-        verifier = SplitVerifier(Expects({f"test_{module}.py::test_{each}" for each in ids}), ProofStore(directory))
-        edits = [Edits({f"{module}.py": EditedFile(text.encode())}) for text in texts]
+        verifier = SplitVerifier(Expects(ids), ProofStore(directory))
+        edits = [Edits({next(iter(task.solution)): EditedFile(text.encode())}) for text in texts]
         return [await verifier.grade(Case(task, start, each)) for each in edits]
 
     return asyncio.run(all_of_them())
@@ -286,3 +288,42 @@ def test_values_that_are_equal_are_equal(tmp_path: Path) -> None:
     right, other, wrong = graded(tmp_path, "alike", ALIKE, ids, ALIKE_RIGHT, ALIKE_OTHER, ALIKE_WRONG)
     assert (right.reward, names(right.failed), names(other.failed)) == (1.0, set(), set())
     assert names(wrong.failed) == {"sets"}
+
+
+SLOW = """
+import pytest
+
+from work.slow import value
+
+
+@pytest.mark.timeout(1)
+def test_marked():
+    assert value(1) == 1
+
+
+def test_other():
+    assert value(2) == 2
+"""
+
+SLOW_RIGHT = "import time\n\n\ndef value(x):\n    time.sleep(1.5 if x == 1 else 0)\n    return x\n"
+SLOW_SPINS = "def value(x):\n    while x == 1:\n        pass\n    return x\n"
+
+
+def test_the_limit_that_a_mark_sets_is_the_candidates(tmp_path: Path) -> None:
+    right, spins = graded(
+        tmp_path,
+        "slow",
+        SLOW,
+        {"marked", "other"},
+        SLOW_RIGHT,
+        SLOW_SPINS,
+        files={"work/slow.py": "value = None\n"},
+        editable=("work/*.py",),
+        hidden_tests={"tests/test_slow.py": SLOW},
+        test_args=(),
+        test_command=("python", "-m", "pytest", "-p", "pytest_timeout", "tests"),
+        solution={"work/slow.py": SLOW_RIGHT},
+    )
+    assert (right.reward, names(right.failed)) == (1.0, set())
+    assert (names(spins.failed), names(spins.passed)) == ({"marked"}, {"other"})
+    assert any("CPU time" in note for note in spins.notes)
