@@ -76,6 +76,10 @@ class Originals(Mapping[str, bytes]):
         """Return the contents; many are read at once, since each reading opens the snapshot anew."""
         return _Contents(self)
 
+    def only(self, paths: Sequence[str]) -> Originals:
+        """Return some of them."""
+        return Originals(self._store, self._snapshot_id, [path for path in paths if path in self._paths])
+
     def read(self, paths: Sequence[str]) -> list[bytes]:
         """Return the contents of some of the files, in their order.
 

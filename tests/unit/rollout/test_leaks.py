@@ -8,14 +8,18 @@ import zlib
 from collections.abc import Iterator
 from hashlib import sha1
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.unit.reward.played import PlayedStart
 
 from worldfork.content.merged import MergedView
 from worldfork.content.stack import Node
+from worldfork.records.edits import EditedFile, Edits
+from worldfork.records.task import Task
 from worldfork.rollout.leaks import scanning
 from worldfork.rollout.leaks.scanning import Leak, Scan
-from worldfork.rollout.leaks.secrets import Secrets
+from worldfork.rollout.leaks.secrets import Secrets, secrets_of
 
 START = b"def middle(values):\n    raise NotImplementedError\n"
 ANSWER = b"""\
@@ -54,6 +58,17 @@ def test_a_world_of_the_starting_state_alone_leaks_nothing(tmp_path: Path) -> No
     put(tmp_path, "workspace/answer.py", START)
     put(tmp_path, "workspace/README", b"import answer\n\nRepair it.\n")
     assert look(tmp_path) == []
+
+
+def test_the_answer_in_a_file_of_another_kind_is_a_leak_though_it_may_be_edited(tmp_path: Path) -> None:
+    there = {"answer.py": START, "notes/fix.patch": ANSWER, "more.py": b"import sys\n"}
+    start: Any = PlayedStart(task=Task("t", "", files={"answer.py": ""}, verifier={"kind": "files"}))
+    start.solution, start.originals = Edits({"answer.py": EditedFile(ANSWER)}), there
+    secrets = secrets_of(Task("t", "", editable=("**",), verifier={"kind": "files"}), start)
+    assert b"import sys\n" in secrets.shown
+    for path, content in there.items():
+        put(tmp_path, f"workspace/{path}", content)
+    assert {leak.path for leak in look(tmp_path, secrets)} == {"/workspace/notes/fix.patch"}
 
 
 @pytest.mark.parametrize(

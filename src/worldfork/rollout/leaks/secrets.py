@@ -6,9 +6,11 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import PurePosixPath
 
 from worldfork.records.task import Task
 from worldfork.reward.verifier import Start
+from worldfork.rollout.reading import Originals
 
 ANSWER = "answer"
 TESTS = "tests"
@@ -27,7 +29,7 @@ class Secrets:
     """Path of the task -> content, of what the reference changes."""
     tests: Mapping[str, bytes]
     shown: tuple[bytes, ...] = ()
-    """What the policy may see: the starting state's own files, and the prompt."""
+    """What the policy may see: the starting state's own files of the same kinds, and the prompt."""
     package: str = ""
     """The package that the task is about, as the registry spells it."""
     test_ids: tuple[str, ...] = field(default=())
@@ -82,13 +84,25 @@ def secrets_of(task: Task, start: Start) -> Secrets:
         answer={path: file.content for path, file in start.solution.files.items()},
         tests=dict(start.tests),
         shown=(
-            *start.originals.values(),
+            *_alike(start),
             *(text.encode("utf-8") for text in task.files.values()),
             task.prompt.encode("utf-8"),
         ),
         package=task.world.origin.package,
         test_ids=(*task.fail_to_pass, *task.pass_to_pass),
     )
+
+
+def _alike(start: Start) -> Iterable[bytes]:
+    """Return the editable files of the kinds that secrets are of: what is alike among them gives nothing away.
+
+    All of a repository may be editable; a log or a patch in it that holds the answer is a leak all the same.
+    """
+    kinds = {PurePosixPath(path).suffix for path in (*start.solution.files, *start.tests)}
+    paths = [path for path in start.originals if PurePosixPath(path).suffix in kinds]
+    if isinstance(start.originals, Originals):
+        return start.originals.only(paths).values()
+    return [start.originals[path] for path in paths]
 
 
 def held_lines(secrets: Secrets, content: bytes) -> dict[str, int]:
