@@ -77,12 +77,7 @@ def rollout(
     actor = policy_named(policy)
     state = None if world is None else Sandbox.get_snapshot(world)
     rule = _stop_rule(successes, target, no_variance)
-    # Before a run is made of it.
     check_rollouts(chosen, n, concurrency, seeds=seeds.value, keep=None if keep is None else keep.value)
-    if verifier is not None:
-        judge = judges()
-        for each in chosen:
-            judge(each)
     began_s = time.perf_counter()
     with _journal(run, resume) as journal, progress("rolling out", total=len(chosen) * n, quiet=as_json) as steps:
         episodes = asyncio.run(
@@ -102,10 +97,7 @@ def rollout(
                 on_episode=lambda episode: steps.advance(episode.task_id),
             )
         )
-    if as_json:
-        print_json([episode.to_json() for episode in episodes])
-    else:
-        _print_groups(episodes, time.perf_counter() - began_s)
+    _print_all(episodes, time.perf_counter() - began_s, as_json)
     return PARTIAL if any(_failed(episode) for episode in episodes) else OK
 
 
@@ -115,7 +107,13 @@ def _failed(episode: Episode) -> bool:
 
 
 def _judged(tasks: list[Task], verifier: Mapping[str, Any] | None) -> list[Task]:
-    return tasks if verifier is None else [replace(task, verifier=dict(verifier)) for task in tasks]
+    if verifier is None:
+        return tasks
+    # One that is none is found out before a run is made of it.
+    judge, judged = judges(), [replace(task, verifier=dict(verifier)) for task in tasks]
+    for task in judged:
+        judge(task)
+    return judged
 
 
 def _stop_rule(successes: int | None, target: float | None, no_variance: int | None) -> StopRule | None:
@@ -144,6 +142,13 @@ def _journal(run: Path | None, resume: bool) -> Iterator[Journal | None]:
             if isinstance(error, WorldforkError):
                 raise
             raise StoreError(f"the run in {run} could not be written: {error.strerror or error}") from error
+
+
+def _print_all(episodes: Sequence[Episode], took_s: float, as_json: bool) -> None:
+    if as_json:
+        print_json([episode.to_json() for episode in episodes])
+    else:
+        _print_groups(episodes, took_s)
 
 
 def _print_groups(episodes: Sequence[Episode], took_s: float) -> None:

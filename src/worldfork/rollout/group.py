@@ -139,11 +139,8 @@ async def run_rollouts(
     if not tasks:
         return []
     directory = RunDirectory(run) if isinstance(run, (str, Path)) else run
+    wanted: dict[Key, Task] = {(task.task_hash, agent.policy_id, at, ""): task for task in tasks for at in range(n)}
     with contextlib.ExitStack() as holds:
-        wanted: dict[Key, Task] = {
-            (task.task_hash, agent.policy_id, index, ""): task for task in tasks for index in range(n)
-        }
-        # A long run's journal takes a while to read.
         book, ended = await to_its_end(in_thread(lambda: _open_books(directory, journal, wanted, holds)))
         verifier_of = judges(score=score) if verifier is None else lambda _: verifier
         _check_judges(ended, wanted, verifier_of)
@@ -254,7 +251,7 @@ def _available_bytes() -> int:
 def _open_books(
     run: RunDirectory | None, journal: Journal | None, wanted: Mapping[Key, Task], holds: contextlib.ExitStack
 ) -> tuple[Journal | None, dict[Key, Episode]]:
-    """Open where a run is written, and return the journal and what it holds a reward for. Blocking."""
+    """Open where a run is written, and return the journal and what it holds a reward for. Blocking, for as long as that is."""
     if run is not None:
         journal = journal or holds.enter_context(run.open_journal())
         run.put_tasks(list({task.task_hash: task for task in wanted.values()}.values()))

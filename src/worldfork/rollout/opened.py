@@ -85,14 +85,8 @@ async def open_rollout(
         OSError: nothing can be written there. VerifierError, SandboxError, StoreError, ForkError: the starting state
         could not be made, or not forked in time.
     """
-    if not 0 < ttl_s < float("inf"):
-        raise ConfigError(f"ttl_s {ttl_s!r} is not a time", field="ttl_s")
-    if index < 0 or attempt < 1:
-        raise ConfigError("index begins at 0, attempt at 1", field="index")
-    directory = RunDirectory(run) if isinstance(run, (str, Path)) else run
-    if directory is not None:
-        # What would refuse the episode does so before anybody acts for it.
-        await in_thread(directory.expect, task)
+    _check(ttl_s, index, attempt)
+    run = await _expecting(run, task)
     states = starts or await StartingStates.open(world)
     judge = verifier or judges()(task)
     start = await states.get(task)
@@ -110,7 +104,7 @@ async def open_rollout(
         ends_s=now_s + ttl_s,
         world=states.world_id,
         start_snapshot_id=start.snapshot_id,
-        run=None if directory is None else str(directory.path.absolute()),
+        run=run,
     )
     here = place()
     root = here.home.scratch / "rollouts"
@@ -354,6 +348,22 @@ class AsyncRollout:
 def _attached(rollout_id: str) -> AsyncRollout:
     """Attach where nothing can be awaited."""
     return through(AsyncRollout.attach, rollout_id)
+
+
+def _check(ttl_s: float, index: int, attempt: int) -> None:
+    if not 0 < ttl_s < float("inf"):
+        raise ConfigError(f"ttl_s {ttl_s!r} is not a time", field="ttl_s")
+    if index < 0 or attempt < 1:
+        raise ConfigError("index begins at 0, attempt at 1", field="index")
+
+
+async def _expecting(run: RunDirectory | str | Path | None, task: Task) -> str | None:
+    """Return where a task's episode will be added. What would refuse it does so now, before anybody acts for it."""
+    if run is None:
+        return None
+    directory = run if isinstance(run, RunDirectory) else RunDirectory(run)
+    await in_thread(directory.expect, task)
+    return str(directory.path.absolute())
 
 
 async def _fork(start: StartingState, limit_s: float, index: int, **options: Any) -> AsyncSandbox:
