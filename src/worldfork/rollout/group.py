@@ -251,7 +251,7 @@ def _available_bytes() -> int:
 def _open_books(
     run: RunDirectory | None, journal: Journal | None, wanted: Mapping[Key, Task], holds: contextlib.ExitStack
 ) -> tuple[Journal | None, dict[Key, Episode]]:
-    """Open where a run is written, and return the journal and what it holds a reward for. Blocking, for as long as that is."""
+    """Open where a run is written, and return the journal and what it holds a reward for. Blocking."""
     if run is not None:
         journal = journal or holds.enter_context(run.open_journal())
         run.put_tasks(list({task.task_hash: task for task in wanted.values()}.values()))
