@@ -61,14 +61,14 @@ def test_a_world_of_the_starting_state_alone_leaks_nothing(tmp_path: Path) -> No
 
 
 def test_the_answer_in_a_file_of_another_kind_is_a_leak_though_it_may_be_edited(tmp_path: Path) -> None:
-    there = {"answer.py": START, "notes/fix.patch": ANSWER, "more.py": b"import sys\n"}
+    there = {"answer.py": START, "notes/plan.md": ANSWER, "more.py": b"import sys\n"}
     start: Any = PlayedStart(task=Task("t", "", files={"answer.py": ""}, verifier={"kind": "files"}))
     start.solution, start.originals = Edits({"answer.py": EditedFile(ANSWER)}), there
     secrets = secrets_of(Task("t", "", editable=("**",), verifier={"kind": "files"}), start)
     assert b"import sys\n" in secrets.shown
     for path, content in there.items():
         put(tmp_path, f"workspace/{path}", content)
-    assert {leak.path for leak in look(tmp_path, secrets)} == {"/workspace/notes/fix.patch"}
+    assert {leak.path for leak in look(tmp_path, secrets)} == {"/workspace/notes/plan.md"}
 
 
 @pytest.mark.parametrize(
