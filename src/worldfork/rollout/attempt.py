@@ -193,9 +193,9 @@ class Attempt:
     async def _judge_once(self) -> Failure | None:
         limits = self.task.limits
         self.failure = None
-        # Calibration may come first; each of its runs has the same limits.
+        # Each run has the same limits: up to four of a calibration may come first, and what is in doubt is run thrice.
         once_s = limits.start_wall_s + limits.rebuild_wall_s + limits.grade_wall_s + limits.stop_wall_s
-        longest_s = 4 * once_s * gradings_of(self.setting.verifier)
+        longest_s = 7 * once_s * gradings_of(self.setting.verifier)
         async with self.setting.gradings or contextlib.nullcontext():
             async with self._stage(FailureKind.GRADING, longest_s, "a grading", "grade_s"):
                 fault("rollout:grade")
