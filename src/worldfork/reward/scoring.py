@@ -28,9 +28,10 @@ def score_tests(task: Task, calibration: Calibration, passed: frozenset[str]) ->
     passed &= expected
     parts = {"fraction": len(passed) / len(expected)}
     untouched = frozenset(calibration.untouched)
-    broken = frozenset(task.fail_to_pass) & expected or expected - untouched
+    declared = frozenset(task.fail_to_pass) & expected
+    broken = declared - untouched or expected - untouched
     if broken:
-        kept = expected & frozenset(task.pass_to_pass) if task.pass_to_pass else untouched
+        kept = expected & frozenset(task.pass_to_pass) | declared & untouched if task.pass_to_pass else untouched
         repaired = _repaired(passed & broken, broken & frozenset(calibration.unloaded)) if kept <= passed else 0
         parts["fail_to_pass"] = repaired / len(broken)
         if task.score == "resolved":

@@ -209,6 +209,13 @@ def test_whoever_makes_a_file_of_tests_load_has_repaired_nothing(tmp_path: Path,
         assert result.reward == reward
 
 
+def test_what_is_declared_and_passes_beside_a_file_that_cannot_be_loaded_earns_nothing(tmp_path: Path) -> None:
+    declared: dict[str, Any] = {"score": "fail_to_pass", "fail_to_pass": ("t::new", "u::early"), "pass_to_pass": ("v",)}
+    for names, reward in (("u::early v", 0.0), ("t::new v", 0.0), ("t::new u::early", 0.0), ("t::new u::early v", 1.0)):
+        forks = reference("t::new", "u::early", "v"), reference("u::early", "v"), reference(*names.split())
+        assert grade(tmp_path / names, *forks, **declared).reward == reward
+
+
 def test_resolved_is_all_or_nothing(tmp_path: Path) -> None:
     for number, reward in ((2, 0.0), (3, 1.0)):
         mine = fork(report(*map(row, "abc"[:number])))
