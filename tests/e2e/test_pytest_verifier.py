@@ -222,7 +222,7 @@ def test_a_task_whose_plugin_the_world_lacks_says_so(tmp_path: Path) -> None:
 
 
 ALL_AT_ONCE = """
-import concurrent.futures, multiprocessing, time
+import __main__, concurrent.futures, multiprocessing, os, time
 import pytest
 from answer import value
 
@@ -236,6 +236,7 @@ def test_spins():
     assert value(1) == 1
 
 def test_spawns():
+    assert os.path.isfile(__main__.__file__)
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         assert pool.submit(value, 7).result() == 7
 """

@@ -310,13 +310,14 @@ def main() -> NoReturn:
     """Run pytest and leave at once."""
     # A program that is read from stdin has its directory on the import path.
     sys.path[:] = [each for each in sys.path if each not in ("", ".")]
-    # Processes that tests spawn would look for a program of that name.
-    vars(sys.modules["__main__"]).pop("__file__", None)
     # The private stream: not inherited by programs that the tests start.
     out = os.dup(1)
     os.dup2(2, 1)
     import pytest
 
+    # As of `python -m pytest`: processes that tests spawn run that file, and code that finds none takes itself for code
+    # that is typed in.
+    vars(sys.modules["__main__"])["__file__"] = os.path.join(os.path.dirname(pytest.__file__), "__main__.py")
     os.chdir(sys.argv[2])
     reporter = Reporter(out, float(sys.argv[1]))
     reporter.open_path(sys.argv[3])
