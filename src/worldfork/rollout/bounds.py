@@ -62,7 +62,7 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError as error:
-            if not task.done():
+            if not task.cancelled():
                 cancelled = error
         except BaseException:
             break

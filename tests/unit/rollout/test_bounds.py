@@ -67,3 +67,26 @@ def test_a_turn_that_is_cancelled_is_over_before_that_passes() -> None:
         assert ended == ["whole"]
 
     asyncio.run(cancel())
+
+
+def test_a_cancellation_in_the_moment_of_its_end_is_not_lost() -> None:
+    async def run() -> None:
+        waiting: list[asyncio.Task[None]] = []
+
+        async def work() -> None:
+            await asyncio.sleep(0)
+            waiting[0].cancel()
+
+        waiting.append(asyncio.create_task(to_its_end(work())))
+        with pytest.raises(asyncio.CancelledError):
+            await waiting[0]
+
+    asyncio.run(run())
+
+
+def test_work_that_cancels_itself_has_no_result() -> None:
+    async def work() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(to_its_end(work()))
