@@ -130,6 +130,35 @@ def test_what_it_was_before_outlives_a_caller_that_is_cancelled() -> None:
     run(test)
 
 
+def test_what_the_kernel_lets_go_of_a_moment_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = [2]  # times, in the taking and in the moving
+
+    async def test() -> None:
+        async with await AsyncSandbox.create(network="none") as box:
+            (fork,) = (await box.fork(1)).unwrap()
+            async with fork:
+                await fork.sh("echo won >a", check=True)
+                won = await fork.checkpoint(stop=True)
+            await box.sh("echo mine >a", check=True)
+            driver = type(place().driver)
+            reroot = driver.reroot
+
+            async def late(*arguments: Any) -> Any:
+                if busy[0]:
+                    busy[0] -= 1
+                    raise NotCapturable("something still uses the root", what="the root", why="busy")
+                return await reroot(*arguments)
+
+            monkeypatch.setattr(driver, "reroot", late)
+            before = await box.adopt(won.snapshot_id)
+            assert (await box.sh("cat a", check=True)).stdout == "won\n"
+            assert busy == [0]
+            # That of the fork, and the one of before; none of the tries.
+            assert [each.snapshot_id for each in await box.list_snapshots()][1:] == [before.snapshot_id]
+
+    run(test)
+
+
 @pytest.mark.behaviour("adopt-1")
 def test_a_winner_is_promoted() -> None:
     async def test() -> None:

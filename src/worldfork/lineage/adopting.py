@@ -20,6 +20,9 @@ from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.connection import Connection
 from worldfork.store.failures import typed
 
+_PAUSES_S = (0.01, 0.05, 0.2, 0.5)
+"""Before another try: on a busy machine the kernel lets go of what an ended process had open a moment after its end."""
+
 
 async def adopt(live: Live, record: SnapshotRecord, *, label: str | None = None) -> SnapshotRecord:
     """Make the disk of a live, idle sandbox what a snapshot holds; returns a snapshot of what it was before.
@@ -72,6 +75,13 @@ def _exchange(
     live: Live, connection: Connection, turn_fd: int, record: SnapshotRecord, label: str | None
 ) -> asyncio.Future[SnapshotRecord]:
     async def exchange() -> SnapshotRecord:
+        for pause_s in _PAUSES_S:
+            with contextlib.suppress(NotCapturable):
+                return await once()
+            await asyncio.sleep(pause_s)
+        return await once()
+
+    async def once() -> SnapshotRecord:
         before, copied = await take(live, connection, True, turn_fd, Wanted(label))
         try:
             if copied:
