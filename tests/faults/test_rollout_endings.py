@@ -291,18 +291,23 @@ def test_it_is_graded_by_the_state_that_it_was_forked_from(starts: StartingState
     rollout.sh(SOLVE)
     start_id = through(starts.get, a_task()).snapshot_id
     here = place()
+    name = f"world:{here.driver.form}:{_key(a_task(), str(starts.world_id))}"
 
     async def change() -> None:
         """As a branch that moved, or a world that was built again."""
         async with await AsyncSandbox.create(snapshot_id=start_id) as box:
             await box.write_file("/workspace/more.txt", "more")
             other = await box.checkpoint()
-        here.store.set_name(f"world:{here.driver.form}:{_key(a_task(), str(starts.world_id))}", other.snapshot_id)
+        here.store.set_name(name, other.snapshot_id)
 
-    through(change)
-    world = through(AsyncSandbox.get_snapshot, starts.world_id)
-    assert through(through(StartingStates.open, world).get, a_task()).snapshot_id != start_id
-    episode = Rollout.attach(rollout.rollout_id, verifier=verifier).grade()
+    try:
+        through(change)
+        world = through(AsyncSandbox.get_snapshot, starts.world_id)
+        assert through(through(StartingStates.open, world).get, a_task()).snapshot_id != start_id
+        episode = Rollout.attach(rollout.rollout_id, verifier=verifier).grade()
+    finally:
+        # Others of this home's tests start from it too.
+        here.store.set_name(name, start_id)
     assert (episode.reward, episode.snapshot_id) == (1.0, start_id)
     assert verifier.start_ids == [start_id]
     rollout.close()
