@@ -56,15 +56,14 @@ class _Call(Generic[T]):
     lock is the lightest thing that a thread can sleep on.
     """
 
-    __slots__ = ("_done", "_ended", "_error", "_loop", "_result", "_running", "_task", "_work")
+    __slots__ = ("_done", "_ended", "_error", "_loop", "_result", "_task", "_work")
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]], loop: asyncio.AbstractEventLoop) -> None:
         self._work = work
         self._loop = loop
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._result: T | None = None
         self._error: BaseException | None = None
-        self._running = False
         self._done = False
         self._ended = threading.Lock()
         self._ended.acquire()
@@ -86,13 +85,13 @@ class _Call(Generic[T]):
             self._ended.acquire(timeout=_UNDO_S)
 
     def _begin(self) -> None:
-        if not self._done:
-            self._task = self._loop.create_task(self._run())
+        self._loop.create_task(self._run())
 
     async def _run(self) -> None:
         if self._done:
             return
-        self._running = True
+        # Not earlier: a task that is cancelled before its first step ends without a word to who waits.
+        self._task = asyncio.current_task()
         try:
             self._result = await self._work()
         except BaseException as error:
@@ -101,10 +100,9 @@ class _Call(Generic[T]):
             self._end()
 
     def _cancel(self) -> None:
-        if self._running and self._task is not None:
+        if self._task is not None:
             self._task.cancel()
         elif not self._done:
-            # Not in its first step yet: a task that is cancelled there would end without a word to who waits.
             self._error = asyncio.CancelledError()
             self._end()
 
