@@ -159,6 +159,57 @@ def test_a_caller_that_is_cancelled_has_no_snapshot(own_home: Path, base: str, s
     assert wait_clean(own_home) == []
 
 
+@pytest.mark.parametrize("step", ["begin_layer:made", "checkpoint:taken", "publish:committed"])
+def test_a_time_limit_never_costs_the_disk(own_home: Path, base: str, step: str) -> None:
+    """Over before the sandbox is killed it leaves that as it was; later it waits for the snapshot."""
+
+    async def story() -> None:
+        here = places.place()
+        sandbox = await AsyncSandbox.create(base=base, network="none")
+        await sandbox.write_file("/f", b"first")
+        before = here.store.snapshots()
+        loop, go_on = asyncio.get_running_loop(), threading.Event()
+
+        def outlast() -> None:
+            if threading.current_thread() is not threading.main_thread():
+                loop.call_soon_threadsafe(loop.call_later, 0.6, go_on.set)
+                assert go_on.wait(20)
+
+        at_step(step, outlast)
+        if step == "begin_layer:made":
+            with pytest.raises(TimeoutError):
+                await sandbox.checkpoint(stop=True, timeout=0.3)
+            faultpoints.install(None)
+            assert here.store.snapshots() == before
+            assert await sandbox.read_file("/f") == b"first"
+        snapshot = await sandbox.checkpoint(stop=True, timeout=20 if step == "begin_layer:made" else 0.3)
+        faultpoints.install(None)
+        assert go_on.is_set()
+        async with await AsyncSandbox.create(snapshot_id=snapshot.snapshot_id, network="none") as restored:
+            assert await restored.read_file("/f") == b"first"
+
+    asyncio.run(story())
+    assert wait_clean(own_home) == []
+
+
+def test_a_caller_that_gave_up_keeps_its_sandbox(own_home: Path, base: str) -> None:
+    """What is cancelled a moment before the sandbox would be killed does not kill it."""
+
+    async def story() -> None:
+        sandbox = await AsyncSandbox.create(base=base, network="none")
+        await sandbox.write_file("/f", b"first")
+        taking = asyncio.ensure_future(sandbox.checkpoint(stop=True))
+        at_step("checkpoint:ending", lambda: None if taking.cancelled() else taking.cancel())
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        faultpoints.install(None)
+        assert await sandbox.read_file("/f") == b"first"
+        await sandbox.terminate()
+
+    asyncio.run(story())
+    assert wait_clean(own_home) == []
+
+
 def test_a_sandbox_that_is_gone_is_not_vouched_for(own_home: Path, base: str) -> None:
     """Nobody who lives, no row: what a process says it takes is as true as its lock."""
     store = places.place().store

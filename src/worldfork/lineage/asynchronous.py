@@ -226,7 +226,8 @@ class AsyncSandbox(Commands, Processes, Transfers):
                 loses; "exported" to have it copied to WORLDFORK_REMOTE too.
             wait_until: "local_ready" returns when the snapshot can be forked; "completed" when it survives a crash of
                 the machine too, which otherwise follows in the background.
-            timeout: seconds to wait, for the whole.
+            timeout: seconds to wait, for the whole. With `stop`, only until the sandbox is being ended: what is left of
+                it then is taken, however long that takes.
             wait, poll_interval: as the mirrored SDK has them; the call always waits for the snapshot.
 
         Raises:
@@ -242,11 +243,11 @@ class AsyncSandbox(Commands, Processes, Transfers):
         until, kept = SnapshotWaitCondition(wait_until), SnapshotLevel(level)
         if until is SnapshotWaitCondition.COMPLETED and kept is SnapshotLevel.VOLATILE:
             raise ConfigError("a throw-away snapshot is never completed", remedy="use wait_until='local_ready'")
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(timeout) as limit:
             notes = await left_out(self._live)
             wanted: dict[str, Any] = {"stop": stop, "label": label, "level": kept.value}
             if verify is None:
-                record, timing = await checkpoint(self._live, **wanted)
+                record, timing = await checkpoint(self._live, **wanted, ending=lambda: limit.reschedule(None))
             else:
                 record, timing = await checkpoint_verified(
                     self._live, lambda found: self._attempt(found, verify), **wanted

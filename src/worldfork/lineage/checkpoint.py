@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,13 +48,25 @@ class Timing:
 
 
 async def checkpoint(
-    live: Live, *, stop: bool = False, label: str | None = None, level: str = "local"
+    live: Live,
+    *,
+    stop: bool = False,
+    label: str | None = None,
+    level: str = "local",
+    ending: Callable[[], None] = lambda: None,
 ) -> tuple[SnapshotRecord, Timing]:
     """Freeze a sandbox's disk into a snapshot that can be forked at once; durability follows in the background.
 
     The sandbox goes on running. When only its init runs, its upper becomes the layer and it continues on a new
     one; when commands run, they are stopped while the upper is copied. With `stop` everything in it is killed
-    and the sandbox ends, whether what it leaves could be stored or not.
+    and the sandbox ends, whether what it leaves could be stored or not; a caller who is cancelled before that keeps it
+    as it was.
+
+    Args:
+        live: the sandbox.
+        stop, label, level: as above, and what the caller says of the snapshot.
+        ending: told before a sandbox is killed for `stop`. From there on the snapshot is all that is left of it, so
+            that no time limit may end the call any more.
 
     Raises:
         ConfigError: there is nowhere to copy a snapshot of level `exported` to.
@@ -70,7 +82,7 @@ async def checkpoint(
         await place.work(lambda: expect_quota(place.store, place.settings.quota_bytes))
     try:
         with typed(f"{live.sandbox_id} cannot be captured"):
-            return await (_stop_and_take(live, wanted, began) if stop else _take_live(live, wanted, began))
+            return await (_stop_and_take(live, wanted, began, ending) if stop else _take_live(live, wanted, began))
     except BaseException:
         # Half a copy may be in the trash, on a disk that is full.
         live.place.tidy_soon()
@@ -200,9 +212,17 @@ def drop_work(live: Live, generation: int) -> None:
         live.place.tidy_soon()
 
 
-async def _stop_and_take(live: Live, wanted: Wanted, began: float) -> tuple[SnapshotRecord, Timing]:
+async def _stop_and_take(
+    live: Live, wanted: Wanted, began: float, ending: Callable[[], None]
+) -> tuple[SnapshotRecord, Timing]:
     """End everything in the sandbox, then its upper is the layer."""
-    place = live.place
+    place, expect_wanted = live.place, _not_given_up()
+
+    def begin_end() -> None:
+        fault("checkpoint:ending")
+        expect_wanted()
+        ending()
+
     connection = await live.connection()
     sync_fd = live.sync_descriptor()
     try:
@@ -214,7 +234,7 @@ async def _stop_and_take(live: Live, wanted: Wanted, began: float) -> tuple[Snap
                 undo=lambda made: place.store.abandon_layer(made.layer_id),
             )
             try:
-                record, _ = await _whole(live, _end_and_take(live, facts, draft, wanted))
+                record, _ = await _whole(live, _end_and_take(live, facts, draft, wanted, begin_end))
             except BaseException:
                 with contextlib.suppress(WorldforkError):
                     await asyncio.shield(place.work(lambda: place.store.abandon_layer(draft.layer_id)))
@@ -228,11 +248,24 @@ async def _stop_and_take(live: Live, wanted: Wanted, began: float) -> tuple[Snap
     return record, Timing(total, total, copied=False)
 
 
+def _not_given_up() -> Callable[[], None]:
+    """Return what raises CancelledError once the caller, who waits beside, was cancelled."""
+    caller = asyncio.current_task()
+    before = caller.cancelling() if caller else 0
+
+    def expect() -> None:
+        if caller and caller.cancelling() > before:
+            raise asyncio.CancelledError
+
+    return expect
+
+
 async def _end_and_take(
-    live: Live, facts: SandboxFacts, draft: LayerDraft, wanted: Wanted
+    live: Live, facts: SandboxFacts, draft: LayerDraft, wanted: Wanted, begin_end: Callable[[], None]
 ) -> tuple[SnapshotRecord, bool]:
     """Kill a sandbox, publish what it leaves, and clear the rest away."""
     place = live.place
+    begin_end()
     try:
         # From its death to the move of its upper it looks like one that anybody may clear away.
         await place.work(lambda: place.store.vouch(facts.sandbox_id, (draft.layer_id, *facts.layers)))
