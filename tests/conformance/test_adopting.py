@@ -130,6 +130,7 @@ def test_what_it_was_before_outlives_a_caller_that_is_cancelled() -> None:
     run(test)
 
 
+@pytest.mark.behaviour("adopt-3")
 def test_what_the_kernel_lets_go_of_a_moment_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = [2]  # times, in the taking and in the moving
 
