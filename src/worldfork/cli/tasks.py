@@ -91,8 +91,8 @@ def _print(checks: list[TaskCheck]) -> None:
                 "pytest, in one process with the code under test" if found.verifier_id.startswith("auto:") else "nobody"
             )
             print_line(f"{found.task_id}: judged by {by}, since it cannot be split: {found.split_why}")
-        if found.tight:
-            print_line(f"{found.task_id}: its reference takes more than a third of {' and '.join(found.tight)}")
+        for limit, taken_s in found.tight.items():
+            print_line(f"{found.task_id}: its reference takes {taken_s:g} s, more than a third of {limit}: raise it")
         if found.unmet:
             print_line(f"{found.task_id}: {len(found.unmet)} pass_to_pass do not pass here, such as {found.unmet[0]}")
     print_line(f"\n{len(checks)} tasks: {sum(found.fit for found in checks)} are fit")

@@ -17,6 +17,7 @@ from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.death import DeathCause
 from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
+from worldfork.reward.needs import ROOM
 from worldfork.reward.priority import is_confined, stands_back
 from worldfork.reward.starving import Counts
 from worldfork.sandbox.accounting import machine_used_s
@@ -24,6 +25,9 @@ from worldfork.sandbox.command import CommandResult
 
 STARVED_SHARE = 0.5
 """What waited for a CPU for so much of its wall time was starved."""
+
+_WHOLE_SHARE = 0.9
+"""What had a CPU for so much of its wall time had the machine, as far as anybody can tell."""
 
 GRACE_S = 5.0
 """Between the wall limit and the kill: time to ask whether what runs had a CPU."""
@@ -162,6 +166,7 @@ async def run_watched(
     args: Sequence[str],
     looks: Looks | None = None,
     part_wall_s: float | None = None,
+    measured: bool = False,
     **options: Any,
 ) -> tuple[CommandResult, float]:
     """Run a program with a wall limit; at the limit, ask how long there was no CPU for it.
@@ -172,14 +177,19 @@ async def run_watched(
         program, args, options: as `AsyncSandbox.run` takes them.
         looks: gets what is seen meanwhile.
         part_wall_s: a shorter time, of which it will be asked whether there was a CPU in it.
+        measured: ask of a program that did not meet the limit, too, where a cgroup counts.
 
     Returns:
-        (the result, for how many seconds of the limit others had the CPU; 0 where it was not met).
+        (the result, for how many seconds others had the CPU; 0 where the limit was not met, unless `measured`).
     """
     looks = looks or Looks()
     watch = asyncio.create_task(_watch(sandbox, wall_s, looks, part_wall_s))
     try:
         result = await sandbox.run(program, args, timeout=wall_s + GRACE_S, **options)
+        if not watch.done() and measured and looks.counted:
+            watch.cancel()
+            await looks.count(sandbox)
+            return result, await in_thread(looks.missed_s, result.wall_s)
         if not watch.done() or (not looks.counted and result.cpu_s >= STARVED_SHARE * (result.wall_s - GRACE_S)):
             return result, 0.0
         return result, watch.result()
@@ -187,14 +197,25 @@ async def run_watched(
         watch.cancel()
 
 
-def is_starved(result: CommandResult, missed_s: float) -> bool:
+def is_starved(result: CommandResult, missed_s: float, needed_s: float = 0.0) -> bool:
     """Tell whether a program met its wall limit because the machine had no CPU for it."""
-    return result.timed_out and is_most(missed_s, result.wall_s - GRACE_S)
+    return result.timed_out and is_most(missed_s, result.wall_s - GRACE_S, needed_s)
 
 
-def is_most(missed_s: float, wall_s: float) -> bool:
-    """Tell whether so much of a wall time was missed that it would not have struck otherwise."""
-    return missed_s > 0 and missed_s >= STARVED_SHARE * wall_s
+def is_most(missed_s: float, wall_s: float, needed_s: float = 0.0) -> bool:
+    """Tell whether so much of a wall time was missed that it might not have struck otherwise.
+
+    Whoever had at least half of it, and twice what the reference needs, was late by itself. Where the reference needs
+    so much that there is no such time, nine tenths are enough: code that sleeps misses nothing, and code that spins on
+    a machine that is free misses next to nothing, so that what the reference needs never excuses either.
+
+    Args:
+        missed_s: for how long of it others had the CPU.
+        wall_s: that time, in seconds.
+        needed_s: of it the reference needs so much on a machine of its own; 0 where nobody knows.
+    """
+    enough_s = max(STARVED_SHARE * wall_s, min(ROOM * needed_s, _WHOLE_SHARE * wall_s))
+    return missed_s > 0 and missed_s >= wall_s - enough_s
 
 
 async def _watch(sandbox: AsyncSandbox, wall_s: float, looks: Looks, part_wall_s: float | None) -> float:

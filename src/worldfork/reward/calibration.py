@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from worldfork.reward.findings import KEPT_BYTES, Findings, tuples
+from worldfork.reward.needs import Need
 
 CALIBRATION_FORMAT = 3
 """Raised whenever the same tests might be judged differently; older results are then found out again."""
@@ -34,6 +35,15 @@ class Calibration:
     """Ids that were left out because they did not end the same way each time; they count for nothing."""
     unloaded: tuple[str, ...] = ()
     """Expected ids of files of which no test ran without a change, since they could not be loaded."""
+    wall_s: float = 0.0
+    """Wall time of the reference's tests less what others took of it; 0 where nobody knows, as of the next."""
+    rebuild_s: float = 0.0
+    """The same of its rebuild step."""
+
+    @property
+    def need(self) -> Need:
+        """What the reference needs of the limits."""
+        return Need(self.cpu_s, self.wall_s, self.rebuild_s)
 
     def without(self, ids: Iterable[str]) -> Calibration:
         """Return it with some ids left out as flaky, and unchanged where none would be left that count."""

@@ -13,6 +13,7 @@ from worldfork.records.task import Task
 from worldfork.reward.arguments import TEST_ENV
 from worldfork.reward.blame import run_watched
 from worldfork.reward.left_file import clear_file, read_left
+from worldfork.reward.needs import Need
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.readers import read_junit, read_tap
 from worldfork.reward.report import Report
@@ -57,7 +58,9 @@ def _is_module(task: Task) -> bool:
     return bool(task.test_command) and task.reader == "pytest" and task.test_command[1:3] == ("-m", "pytest")
 
 
-async def run_command_tests(sandbox: AsyncSandbox, task: Task, max_bytes: int) -> tuple[CommandResult, Report, float]:
+async def run_command_tests(
+    sandbox: AsyncSandbox, task: Task, max_bytes: int, need: Need | None = None
+) -> tuple[CommandResult, Report, float]:
     """Run a task's `test_command` and read what it says of each test.
 
     Code under test shares a file system, and often a process, with whoever writes those results.
@@ -66,9 +69,10 @@ async def run_command_tests(sandbox: AsyncSandbox, task: Task, max_bytes: int) -
         sandbox: everything is laid down in it.
         task: its `reader` says where results are.
         max_bytes: of the results; more of them are cut off (TAP) or count as none (JUnit).
+        need: what the reference needs; by default that is not known and is measured.
 
     Returns:
-        (how the command ended, what it said of the tests, seconds that it waited for a CPU as `run_watched` has it).
+        (how the command ended, what it said of the tests, seconds in which others had the CPU as `run_watched` has it).
 
     Raises:
         SandboxError: the sandbox died, or could not be read.
@@ -77,12 +81,13 @@ async def run_command_tests(sandbox: AsyncSandbox, task: Task, max_bytes: int) -
     path = task.reader.partition(":")[2]
     if path:
         await clear_file(sandbox, path)
-    cpu_s = math.ceil(task.limits.grade_cpu_s)
-    result, waited_s = await run_watched(
+    cpu_s = math.ceil((need or Need()).cpu_limit_s(task.limits.grade_cpu_s))
+    result, missed_s = await run_watched(
         sandbox,
         task.limits.grade_wall_s,
         program,
         args,
+        measured=need is None,
         env=TEST_ENV,
         working_dir=TASK_DIRECTORY,
         max_output_bytes=max_bytes,
@@ -90,5 +95,5 @@ async def run_command_tests(sandbox: AsyncSandbox, task: Task, max_bytes: int) -
     )
     # In a thread: what code under test wrote may take seconds to read.
     if not path:
-        return result, await in_thread(read_tap, result.stdout_bytes), waited_s
-    return result, await in_thread(read_junit, await read_left(sandbox, path, max_bytes)), waited_s
+        return result, await in_thread(read_tap, result.stdout_bytes), missed_s
+    return result, await in_thread(read_junit, await read_left(sandbox, path, max_bytes)), missed_s

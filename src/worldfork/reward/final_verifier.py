@@ -13,26 +13,26 @@ can be judged by its files.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from worldfork.core.clock import Clock, SystemClock
-from worldfork.core.errors import ConfigError, OutOfSpace, SandboxDied, VerifierError, WorldforkError
+from worldfork.core.errors import ConfigError, OutOfSpace, SandboxDied, WorldforkError
 from worldfork.core.ids import content_id
 from worldfork.core.threads import in_thread
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.records.checked import checked_seconds, checked_strings
 from worldfork.records.edits import Edits
-from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.blame import Looks, check_host, is_most, look_until, overload
+from worldfork.reward.calibrating import find_calibration, unfit
 from worldfork.reward.calibration import Calibration, CalibrationStore
 from worldfork.reward.judge_program import Judgement, JudgeSpec, judge
 from worldfork.reward.laying import lay_tests
+from worldfork.reward.needs import Need
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.preparing import BROKEN, build, is_in_doubt
-from worldfork.reward.pytest_verifier import check_declared
 from worldfork.reward.report import Report
 from worldfork.reward.scoring import check_teaches, score_tests
 from worldfork.reward.trial import Trial, run_tests
@@ -40,7 +40,7 @@ from worldfork.reward.verifier import FINAL, Case, Grade, Start
 
 T = TypeVar("T")
 
-FINAL_FORMAT = 2
+FINAL_FORMAT = 3
 NOT_READY = "not_ready"
 """How a grading ends whose services did not come up."""
 
@@ -111,9 +111,9 @@ class FinalVerifier:
         if self._spec.judge is not None:
             return await self._judged(case, self._spec.judge, began_s)
         task = case.task
-        calibration = await self._calibrate(task, case.start)
+        calibration = await self.calibrate(task, case.start)
         known_s = self._clock.monotonic_s()
-        found, sandbox_id = await _in_end(case, lambda sandbox: self._run(sandbox, task, case.start))
+        found, sandbox_id = await _in_end(case, lambda sandbox: self._run(sandbox, task, case.start, calibration.need))
         trial = found or Trial(Report(), BROKEN, 0.0, 0.0)
         expected = frozenset(calibration.expected)
         passed = trial.report.passed & expected
@@ -140,7 +140,7 @@ class FinalVerifier:
         """Give 0 to the end of a policy that left nothing to be looked at."""
         if self._spec.judge is not None:
             return Grade(reward=0.0, trust=FINAL)
-        calibration = await self._calibrate(case.task, case.start)
+        calibration = await self.calibrate(case.task, case.start)
         return Grade(reward=0.0, expected=calibration.expected, untouched=calibration.untouched, trust=FINAL)
 
     async def _judged(self, case: Case, spec: JudgeSpec, began_s: float) -> Grade:
@@ -167,29 +167,52 @@ class FinalVerifier:
             notes=said.notes,
         )
 
-    async def _calibrate(self, task: Task, start: Start) -> Calibration:
-        async def make() -> Calibration:
-            if not task.has_reference:
-                raise _unfit(task, "has no reference, so nobody knows which tests to expect")
-            solved = await self._try_out(task, start, start.solution)
-            untouched = await self._try_out(task, start, Edits())
-            return _calibration(task, start, solved, untouched)
+    @property
+    def goes_by_tests(self) -> bool:
+        """Whether named tests judge, and not a program."""
+        return self._spec.judge is None
 
-        key = content_id(self.verifier_id.encode(), task.task_hash.encode())
-        return check_teaches(task, await self._calibrations.get_or_make(key, start.snapshot_id, make))
+    async def calibrate(self, task: Task, start: Start) -> Calibration:
+        """Return which tests the task's reference passes beside its services, and which pass without any change.
+
+        As of the pytest verifier: found out in fresh forks the first time, with the reference in two of them, and kept.
+
+        Raises:
+            As `find_calibration`, and VerifierError where nothing fails without a change.
+        """
+
+        async def make() -> Calibration:
+            return await find_calibration(task, start, lambda edits: self._try_out(task, start, edits))
+
+        return check_teaches(task, await self._calibrations.get_or_make(self._key(task), start.snapshot_id, make))
+
+    async def leave_out(self, task: Task, start: Start, ids: Iterable[str]) -> None:
+        """Let some of a task's tests, which were found to be flaky, count for nothing from now on."""
+        await self._calibrations.leave_out(self._key(task), start.snapshot_id, ids)
+
+    def _key(self, task: Task) -> str:
+        return content_id(self.verifier_id.encode(), task.task_hash.encode())
 
     async def _try_out(self, task: Task, start: Start, edits: Edits) -> Trial:
         """Run the tests where no policy had a say."""
         async with start.fork(grading=True) as sandbox:
             async with build(sandbox, task, start, edits) as built:
-                if built.broken is not None:
-                    raise _unfit(task, "has a rebuild step that fails with its reference")
-                return await self._run(built.sandbox, task, start)
+                broken = built.broken
+                if broken is not None:
+                    return Trial(Report(), broken.end, broken.cpu_s, broken.wall_s, last_words=broken.words)
+                trial = await self._run(built.sandbox, task, start)
+        if trial.end == NOT_READY and not edits.empty:
+            raise unfit(
+                task,
+                "has services that are not up in time with its reference",
+                "the task needs services that its solution brings up, and ready_wall_s must be enough",
+            )
+        return replace(trial, rebuild_s=built.rebuild_s)
 
-    async def _run(self, sandbox: AsyncSandbox, task: Task, start: Start) -> Trial:
+    async def _run(self, sandbox: AsyncSandbox, task: Task, start: Start, need: Need | None = None) -> Trial:
         if not await self._bring_up(sandbox, task):
             return Trial(Report(), NOT_READY, 0.0, 0.0)
-        return await run_tests(sandbox, task, start, Edits())
+        return await run_tests(sandbox, task, start, Edits(), need)
 
     async def _bring_up(self, sandbox: AsyncSandbox, task: Task) -> bool:
         """Start the services; tell whether they are up.
@@ -286,31 +309,3 @@ def final_spec(data: Mapping[str, Any], judged: JudgeSpec | None) -> FinalSpec:
     """Read what a task says of its services."""
     given = {name: data[name] for name in ("services", "ready", "ready_wall_s") if name in data}
     return FinalSpec(**given, judge=judged)
-
-
-def _calibration(task: Task, start: Start, solved: Trial, untouched: Trial) -> Calibration:
-    expected = solved.report.passed
-    before = expected & untouched.report.passed
-    # What a full machine made late would count for nobody from now on, or be asked of nobody.
-    if solved.is_starved(frozenset(solved.report.tests)) or untouched.is_starved(expected - before):
-        raise overload(task)
-    if not expected or not solved.report.finished:
-        raise _unfit(task, f"has a reference whose tests ended as {solved.end}: {solved.last_words[-300:]}")
-    check_declared(task, expected, before)
-    return Calibration(
-        task_hash=task.task_hash,
-        snapshot_id=start.snapshot_id,
-        expected=tuple(sorted(expected)),
-        untouched=tuple(sorted(before)),
-        reference_failed=tuple(sorted(solved.report.tests.keys() - expected)),
-        cpu_s=solved.cpu_s,
-        unmet=tuple(sorted(frozenset(task.pass_to_pass) - expected)),
-    )
-
-
-def _unfit(task: Task, what: str) -> VerifierError:
-    return VerifierError(
-        f"{task.task_id} {what}",
-        remedy="the task needs a solution that passes its hidden tests with its services up",
-        kind=FailureKind.CALIBRATION,
-    )

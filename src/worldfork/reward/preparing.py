@@ -27,6 +27,7 @@ from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.blame import check_host, is_starved, overload, run_watched
 from worldfork.reward.laying import lay_edits, lay_tests
+from worldfork.reward.needs import Need
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.startup import admit
 from worldfork.reward.verifier import Start
@@ -68,6 +69,8 @@ class Prepared:
     broken: Broken | None
     """If it will never be; the tests are not there then."""
     notes: tuple[str, ...]
+    rebuild_s: float = 0.0
+    """Wall time of the rebuild step less what others took of it, as far as that was asked."""
 
 
 async def judged_or_none(
@@ -113,13 +116,15 @@ def is_in_doubt(error: WorldforkError) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def prepare(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edits) -> AsyncIterator[Prepared]:
+async def prepare(
+    sandbox: AsyncSandbox, task: Task, start: Start, edits: Edits, need: Need | None = None
+) -> AsyncIterator[Prepared]:
     """Lay the edits down, rebuild what was made of them, then lay the hidden tests over it.
 
-    Raises:
+    Args, Raises:
         As `build`.
     """
-    async with build(sandbox, task, start, edits) as built:
+    async with build(sandbox, task, start, edits, need) as built:
         if built.broken is None:
             broken = await _doing(edits, built.sandbox, lay_tests(built.sandbox, task, start.tests))
             built = replace(built, broken=broken)
@@ -127,7 +132,9 @@ async def prepare(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edits)
 
 
 @contextlib.asynccontextmanager
-async def build(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edits) -> AsyncIterator[Prepared]:
+async def build(
+    sandbox: AsyncSandbox, task: Task, start: Start, edits: Edits, need: Need | None = None
+) -> AsyncIterator[Prepared]:
     """Lay the edits down and rebuild what was made of them.
 
     The starting state is built already, so nothing is rebuilt where nothing was edited.
@@ -137,6 +144,7 @@ async def build(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edits) -
         task: whose edits.
         start: its starting state.
         edits: what the policy left.
+        need: what the reference needs; by default that is not known, and what the rebuild step takes is measured.
 
     Raises:
         VerifierError: the machine had no CPU or memory for the rebuild step, or it cannot be run at all.
@@ -145,7 +153,8 @@ async def build(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edits) -
     admitted, notes = admit(task, edits, start.tests)
     broken = await _doing(edits, sandbox, lay_edits(sandbox, admitted))
     if broken is None and task.rebuild and not admitted.empty:
-        broken = await _doing(edits, sandbox, _rebuild(sandbox, task))
+        took_s: list[float] = []
+        broken = await _doing(edits, sandbox, _rebuild(sandbox, task, need, took_s))
         if broken is None:
             async with contextlib.AsyncExitStack() as stack:
                 left: list[str] = []
@@ -153,7 +162,7 @@ async def build(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edits) -
                 if broken is None:
                     # In it nothing runs that a policy started.
                     sandbox = await _start_again(sandbox, start, stack, left[0])
-                yield Prepared(sandbox, broken, notes)
+                yield Prepared(sandbox, broken, notes, sum(took_s))
             return
     yield Prepared(sandbox, broken, notes)
 
@@ -188,13 +197,14 @@ async def _start_again(
         ) from error
 
 
-async def _rebuild(sandbox: AsyncSandbox, task: Task) -> Broken | None:
+async def _rebuild(sandbox: AsyncSandbox, task: Task, need: Need | None, took_s: list[float]) -> Broken | None:
     program, *args = task.rebuild
-    result, waited_s = await run_watched(
+    result, missed_s = await run_watched(
         sandbox,
         task.limits.rebuild_wall_s,
         program,
         args,
+        measured=need is None,
         working_dir=TASK_DIRECTORY,
         max_output_bytes=_MAX_OUTPUT_BYTES,
         rlimits=((resource.RLIMIT_CORE, 0, 0),),
@@ -208,8 +218,9 @@ async def _rebuild(sandbox: AsyncSandbox, task: Task) -> Broken | None:
     # A step may end well, or as if by itself, though the host ended a child of it for its memory.
     await check_host(sandbox)
     if result.ok:
+        took_s.append(result.wall_s - missed_s)
         return None
-    if is_starved(result, waited_s):
+    if is_starved(result, missed_s, need.rebuild_s if need else 0.0):
         raise overload(task)
     words = (result.stdout_bytes + result.stderr_bytes)[-2000:].decode("utf-8", "replace").strip()
     return Broken(BUILD_FAILED, result.cpu_s, result.wall_s, words)

@@ -23,16 +23,16 @@ from functools import cache, partial
 from pathlib import Path
 
 from worldfork.core.clock import Clock, SystemClock
-from worldfork.core.errors import VerifierError
 from worldfork.core.ids import content_id
 from worldfork.records.edits import Edits
-from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.blame import overload
+from worldfork.reward.calibrating import find_calibration
 from worldfork.reward.calibration import CALIBRATION_FORMAT, Calibration, CalibrationStore
-from worldfork.reward.preparing import BROKEN, BUILD_FAILED, judged_or_none
+from worldfork.reward.needs import Need
+from worldfork.reward.preparing import BROKEN, judged_or_none
 from worldfork.reward.report import Report
-from worldfork.reward.scoring import check_teaches, file_of, score_tests
+from worldfork.reward.scoring import check_teaches, score_tests
 from worldfork.reward.trial import Trial, run_tests
 from worldfork.reward.verifier import FRESH, Case, Grade, Start
 from worldfork.sandbox.command import Reason
@@ -84,7 +84,8 @@ class PytestVerifier:
         task = case.task
         calibration = await self.calibrate(task, case.start)
         known_s = self._clock.monotonic_s()
-        tried = await judged_or_none(task, case.edits, partial(try_out, task, case.start, index=case.index))
+        ask = partial(try_out, task, case.start, index=case.index, need=calibration.need)
+        tried = await judged_or_none(task, case.edits, ask)
         trial, sandbox_id = tried or (Trial(Report(), BROKEN, 0.0, 0.0), None)
         expected = frozenset(calibration.expected)
         passed = trial.report.passed & expected
@@ -135,8 +136,11 @@ class PytestVerifier:
             SandboxError, StoreError, ForkError: a fork could not be made or written to.
         """
 
+        async def run(edits: Edits) -> Trial:
+            return (await try_out(task, start, edits))[0]
+
         async def make() -> Calibration:
-            return await _calibrate(task, start)
+            return await find_calibration(task, start, run)
 
         found = await self._calibrations.get_or_make(_tests_hash(task), start.snapshot_id, make)
         return check_teaches(task, found)
@@ -151,8 +155,10 @@ def _tests_hash(task: Task) -> str:
     return replace(task, verifier={}).task_hash if task.verifier else task.task_hash
 
 
-async def try_out(task: Task, start: Start, edits: Edits, *, index: int = 0) -> tuple[Trial, str]:
-    """Run the hidden tests against some edits in a fresh fork.
+async def try_out(
+    task: Task, start: Start, edits: Edits, *, index: int = 0, need: Need | None = None
+) -> tuple[Trial, str]:
+    """Run the hidden tests against some edits in a fresh fork; `need` as `run_tests` takes it.
 
     Returns:
         (what came of it, the id of the fork).
@@ -161,110 +167,7 @@ async def try_out(task: Task, start: Start, edits: Edits, *, index: int = 0) -> 
         VerifierError, SandboxError, StoreError, ForkError: it could not be run.
     """
     async with start.fork(index, grading=True) as sandbox:
-        return await run_tests(sandbox, task, start, edits), sandbox.sandbox_id
-
-
-async def _calibrate(task: Task, start: Start) -> Calibration:
-    if not task.has_reference:
-        raise _unfit(task, "has no reference, so nobody knows which tests to expect", "give it a solution")
-    solved = await _with_reference(task, start)
-    without, _ = await try_out(task, start, Edits())
-    # Once more: what is kept decides about every rollout, and one run does not show what is left to chance.
-    again = await _with_reference(task, start)
-    expected = solved.report.passed & again.report.passed
-    flaky = solved.report.passed ^ again.report.passed
-    if not expected:
-        raise _unfit(task, "has a reference that passes no test twice", "its tests must have the same ids each time")
-    untouched = expected & without.report.passed
-    if without.is_starved(expected - untouched):
-        raise overload(task)
-    odd = (expected & frozenset(task.pass_to_pass)) - untouched
-    if odd and without.end == Reason.EXITED.value:
-        once_more, _ = await try_out(task, start, Edits())
-        if once_more.is_starved(odd):
-            raise overload(task)
-        late = odd & once_more.report.passed
-        expected, flaky = expected - late, flaky | late
-    loaded = {file_of(name) for name in without.report.tests}
-    unloaded = frozenset(name for name in expected - untouched if file_of(name) not in loaded)
-    check_declared(task, expected, untouched, unloaded)
-    return Calibration(
-        task_hash=task.task_hash,
-        snapshot_id=start.snapshot_id,
-        expected=tuple(sorted(expected)),
-        untouched=tuple(sorted(untouched)),
-        reference_failed=tuple(sorted(solved.report.tests.keys() - expected - flaky)),
-        cpu_s=solved.cpu_s,
-        unmet=tuple(sorted(frozenset(task.pass_to_pass) - expected - flaky)),
-        flaky=tuple(sorted(flaky)),
-        unloaded=tuple(sorted(unloaded)),
-    )
-
-
-async def _with_reference(task: Task, start: Start) -> Trial:
-    trial, _ = await try_out(task, start, start.solution)
-    _check_reference(task, trial)
-    return trial
-
-
-def _check_reference(task: Task, trial: Trial) -> None:
-    """Accept only a whole run: an id that is missing here would count for nobody."""
-    report = trial.report
-    if trial.is_starved(frozenset(report.tests)):
-        raise overload(task)
-    if trial.end == BUILD_FAILED:
-        raise VerifierError(
-            f"the rebuild step of {task.task_id} fails with the reference: {trial.last_words[-300:] or 'no output'}",
-            remedy="the world needs what its rebuild step uses, and rebuild_wall_s must be enough",
-            kind=FailureKind.BUILD,
-            output=trial.last_words,
-        )
-    if trial.end != Reason.EXITED.value or not report.finished:
-        raise _unfit(
-            task,
-            f"has tests that did not come to their end with the reference ({trial.end})",
-            "raise the task's limits, or repair its tests",
-            trial.last_words,
-        )
-    if not report.passed:
-        raise _unfit(
-            task,
-            f"has a reference that passes no test: {trial.last_words[-300:] or 'no output'}",
-            "the task needs a solution that passes its hidden tests in this world",
-            trial.last_words,
-        )
-
-
-def check_declared(
-    task: Task, expected: frozenset[str], untouched: frozenset[str], unloaded: frozenset[str] = frozenset()
-) -> None:
-    """Go on only if the ids that a task declares are as it declares them.
-
-    Where files could not be loaded, some of `fail_to_pass` may pass without any change: a run by hand stops at such a
-    file, so that to whoever declared them all tests had failed. They earn nothing, and must not be lost.
-
-    Raises:
-        VerifierError: they are not.
-    """
-    lost = sorted(frozenset(task.fail_to_pass) - expected)
-    if lost:
-        raise _unfit(
-            task,
-            f"declares {len(lost)} of {len(task.fail_to_pass)} fail_to_pass tests that the reference does not pass, "
-            f"such as {lost[0][:300]}",
-            "the ids, the reference and the world must be of one version",
-        )
-    early = sorted(frozenset(task.fail_to_pass) & untouched)
-    if early and (not unloaded or untouched.issuperset(task.fail_to_pass)):
-        raise _unfit(
-            task,
-            f"declares {len(early)} fail_to_pass tests that pass without any change, such as {early[0][:300]}",
-            "leave them out of fail_to_pass",
-        )
-
-
-def _unfit(task: Task, what: str, remedy: str, output: str = "") -> VerifierError:
-    return VerifierError(f"{task.task_id} {what}", remedy=remedy, kind=FailureKind.CALIBRATION, output=output)
+        return await run_tests(sandbox, task, start, edits, need), sandbox.sandbox_id
 
 
 def _why(trial: Trial) -> tuple[str, ...]:

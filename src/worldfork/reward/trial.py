@@ -34,6 +34,7 @@ from worldfork.reward.blame import (
     settle_looks,
 )
 from worldfork.reward.commanded import import_path, pytest_arguments, run_command_tests
+from worldfork.reward.needs import Need
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.preparing import Prepared, prepare
 from worldfork.reward.report import Report, TestRecord, read_report
@@ -57,7 +58,11 @@ class Trial:
     cpu_s: float
     wall_s: float
     missed_s: float = 0.0
-    """At the wall limit: for how long others had the CPU that the tests wanted."""
+    """For how long others had the CPU that the tests wanted: at the wall limit, and where it was measured."""
+    needed_s: float = 0.0
+    """The wall time that the reference's tests need; 0 where nobody knows."""
+    rebuild_s: float = 0.0
+    """Wall time of the rebuild step, where it was measured, less what others took of it."""
     test_wall_s: float | None = None
     """The shortest wall time that a limit leaves to a test."""
     last_words: str = ""
@@ -94,11 +99,11 @@ class Trial:
         is taken for an overload.
         """
         if self.end == Reason.TIMED_OUT.value:
-            return is_most(self.missed_s, self.wall_s - GRACE_S)
+            return is_most(self.missed_s, self.wall_s - GRACE_S, self.needed_s)
         return bool(ids & self.starved)
 
 
-async def run_tests(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edits) -> Trial:
+async def run_tests(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edits, need: Need | None = None) -> Trial:
     """Lay the edits and then the hidden tests over a fork of the starting state, and run them in it.
 
     Args:
@@ -106,6 +111,7 @@ async def run_tests(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edit
         task: whose tests.
         start: that state, which has the hidden tests.
         edits: what the policy left of the editable files.
+        need: what the reference needs; by default that is not known, and what this takes is measured.
 
     Raises:
         VerifierError: the tests could not be started, or the machine ended them; `kind` says whose fault it is.
@@ -117,9 +123,10 @@ async def run_tests(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edit
     configuration = await find_configuration(sandbox, task, start.tests) if limits else None
     own_s = await shortest_limit(sandbox, start.tests, configuration) if limits else None
     try:
-        async with prepare(sandbox, task, start, edits) as prepared:
-            trial = await _in_prepared(prepared, task, configuration, limits, own_s)
-            return replace(trial, notes=prepared.notes)
+        async with prepare(sandbox, task, start, edits, need) as prepared:
+            trial = await _in_prepared(prepared, task, configuration, limits, own_s, need)
+            needed_s = need.wall_s if need else 0.0
+            return replace(trial, notes=prepared.notes, needed_s=needed_s, rebuild_s=prepared.rebuild_s)
     except (SandboxDied, OutOfSpace) as error:
         if not edits.empty:
             # Not of this fork: what befell it is told by how it was prepared.
@@ -133,6 +140,7 @@ async def _in_prepared(
     configuration: str | None,
     limits: tuple[list[str], float | None] | None,
     own_s: float | None,
+    need: Need | None,
 ) -> Trial:
     sandbox, broken = prepared.sandbox, prepared.broken
     if broken is not None:
@@ -140,11 +148,11 @@ async def _in_prepared(
     looks = Looks()
     try:
         if limits is None:
-            trial = await _commanded(sandbox, task)
+            trial = await _commanded(sandbox, task, need)
         else:
             args, test_cpu_s = [*fixed_args(task, configuration), *limits[0]], limits[1]
             test_wall_s = min((WALL_FACTOR * each for each in (test_cpu_s, own_s) if each), default=None)
-            trial = await _run(sandbox, task, args, test_cpu_s, test_wall_s, looks)
+            trial = await _run(sandbox, task, args, test_cpu_s, test_wall_s, looks, need)
         if not trial.flawless:
             # Of a child that the host ended for its memory nobody else tells.
             await check_host(sandbox)
@@ -192,14 +200,15 @@ async def _run(
     test_cpu_s: float | None,
     test_wall_s: float | None,
     looks: Looks,
+    need: Need | None,
 ) -> Trial:
     arguments = [f"{test_cpu_s or 0:g}", TASK_DIRECTORY, import_path(task), *args]
-    result, missed_s = await _python(sandbox, task, arguments, looks, test_wall_s)
+    result, missed_s = await _python(sandbox, task, arguments, looks, test_wall_s, need)
     # In a thread: what code under test wrote may take seconds to read.
     report = await in_thread(read_report, result.stdout_bytes)
     if result.reason is Reason.NOT_STARTED or not report.ready:
         await check_host(sandbox)
-        if is_starved(result, missed_s):
+        if is_starved(result, missed_s, need.wall_s if need else 0.0):
             raise overload(task)
         raise VerifierError(
             f"pytest did not start ({result.reason.value}): {_last_words(result) or 'no output'}",
@@ -218,11 +227,16 @@ async def _run(
 
 
 async def _python(
-    sandbox: AsyncSandbox, task: Task, args: list[str], looks: Looks, test_wall_s: float | None
+    sandbox: AsyncSandbox,
+    task: Task,
+    args: list[str],
+    looks: Looks,
+    test_wall_s: float | None,
+    need: Need | None,
 ) -> tuple[CommandResult, float]:
     """Run the reporter with the world's first `python`, else its `python3`."""
     limits = task.limits
-    cpu_s = math.ceil(limits.grade_cpu_s)
+    cpu_s = math.ceil((need or Need()).cpu_limit_s(limits.grade_cpu_s))
     for program in ("python", "python3"):
         result, missed_s = await run_watched(
             sandbox,
@@ -231,6 +245,7 @@ async def _python(
             ["-B", "-s", "-", *args],
             looks,
             test_wall_s,
+            need is None,
             # Python reads its path before the reporter runs; it opens the path once pytest is loaded.
             env={**TEST_ENV, "PYTHONPATH": ""},
             # No directory of the task: it would be on the import path from the first moment.
@@ -244,8 +259,8 @@ async def _python(
     return result, missed_s
 
 
-async def _commanded(sandbox: AsyncSandbox, task: Task) -> Trial:
-    result, report, missed_s = await run_command_tests(sandbox, task, MAX_REPORT_BYTES)
+async def _commanded(sandbox: AsyncSandbox, task: Task, need: Need | None) -> Trial:
+    result, report, missed_s = await run_command_tests(sandbox, task, MAX_REPORT_BYTES, need)
     return Trial(
         report, result.reason.value, result.cpu_s, result.wall_s, missed_s=missed_s, last_words=_last_words(result)
     )

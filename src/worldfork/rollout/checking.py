@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,6 +16,8 @@ from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.calibration import CalibrationStore
 from worldfork.reward.choosing import verifier_for
+from worldfork.reward.final_verifier import FinalVerifier
+from worldfork.reward.needs import Need
 from worldfork.reward.preparing import build
 from worldfork.reward.pytest_verifier import PytestVerifier
 from worldfork.reward.split.automatic import AutomaticVerifier
@@ -25,6 +28,8 @@ from worldfork.rollout.leftovers import end_label, let_go
 T = TypeVar("T")
 
 _TRIES = 3
+_TIGHT_SHARE = 1 / 3
+_MOST_SHARE = 1 / 2
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,9 @@ class TaskCheck:
     """CPU seconds of grading the reference, the median."""
     grade_s: float | None = None
     """Wall time of the same."""
-    tight: tuple[str, ...] = ()
-    """Limits of which the reference takes more than a third: on a full machine correct code may meet them."""
+    tight: Mapping[str, float] = field(default_factory=dict)
+    """Limits of which the reference takes more than a third, and how many seconds of each: on a full machine correct
+    code may meet them. Of a wall limit, and where a program judges of `grade_cpu_s` too, no more than half is fit."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -110,31 +116,43 @@ class Checker:
             if not task.has_reference:
                 return replace(found, why="it has no reference, so nothing shows that it can be solved")
             start: Start = await self._start_of(task)
-            found = await _steadily(partial(self._with_split, found, task, start, verifier))
-            found, unsteady = await _graded(found, task, start, verifier, times)
+            found, need = await _steadily(partial(self._with_known, found, task, start, verifier))
+            found, unsteady = await _graded(found, task, start, verifier, times, need)
             # Tests that a task declares as its own may not be lost: with such a one flaky it is not fit.
             left_out = unsteady - frozenset(task.fail_to_pass)
-            if left_out and isinstance(verifier, AutomaticVerifier | PytestVerifier | SplitVerifier):
-                await PytestVerifier(self._calibrations).leave_out(task, start, left_out)
-                again, _ = await _graded(found, task, start, verifier, times)
+            goes_by = self._goes_by(verifier)
+            if left_out and goes_by is not None:
+                await goes_by.leave_out(task, start, left_out)
+                again, _ = await _graded(found, task, start, verifier, times, need)
                 found = replace(again, flaky=tuple(sorted({*found.flaky, *again.flaky})))
             return found
         except WorldforkError as error:
             kind = error.fields.get("kind") if isinstance(error, VerifierError) else None
             return replace(found, why=f"{getattr(kind, 'value', error.code)}: {error}"[:1000])
 
-    async def _with_split(self, found: TaskCheck, task: Task, start: Start, verifier: Verifier) -> TaskCheck:
-        if isinstance(verifier, AutomaticVerifier | PytestVerifier):
-            by_tests = PytestVerifier(self._calibrations)
-            known = await by_tests.calibrate(task, start)
-            found = replace(found, unmet=known.unmet, flaky=known.flaky)
+    def _goes_by(self, verifier: Verifier) -> PytestVerifier | FinalVerifier | None:
+        """Return who knows the named tests by which a verifier judges, if it goes by such."""
+        if isinstance(verifier, AutomaticVerifier | PytestVerifier | SplitVerifier):
+            return PytestVerifier(self._calibrations)
+        return verifier if isinstance(verifier, FinalVerifier) and verifier.goes_by_tests else None
+
+    async def _with_known(
+        self, found: TaskCheck, task: Task, start: Start, verifier: Verifier
+    ) -> tuple[TaskCheck, Need]:
+        """Return what is known before any grading, and what the reference needs where its tests are run."""
+        goes_by = self._goes_by(verifier)
+        if goes_by is None:
+            return found, Need()
+        known = await goes_by.calibrate(task, start)
+        found = replace(found, unmet=known.unmet, flaky=known.flaky)
         if not isinstance(verifier, AutomaticVerifier | SplitVerifier):
-            return found
+            return found, known.need
         split = verifier_for({"kind": "split"}, self._calibrations)
         assert isinstance(split, SplitVerifier)
         # What was once found by chance would stay so: this is the place to look again.
         proof = await split.prove(task, start, again=True)
-        return replace(found, split=proof.capable, split_why=proof.why)
+        need = proof.need if proof.capable else known.need
+        return replace(found, split=proof.capable, split_why=proof.why), need
 
 
 async def _steadily(ask: Callable[[], Awaitable[T]]) -> T:
@@ -149,7 +167,7 @@ async def _steadily(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _graded(
-    found: TaskCheck, task: Task, start: Start, verifier: Verifier, times: int
+    found: TaskCheck, task: Task, start: Start, verifier: Verifier, times: int, need: Need
 ) -> tuple[TaskCheck, set[str]]:
     """Return what is found of a task, and the ids that its reference did not pass each time."""
     solved, untouched = [
@@ -157,12 +175,35 @@ async def _graded(
         for edits in (start.solution, Edits())
     ]
     found = _judged(replace(found, fit=False, why=""), solved, untouched)
-    return replace(found, tight=_tight(task, found)), _unsteady(solved)
+    return _with_room(found, task, need), _unsteady(solved)
 
 
-def _tight(task: Task, found: TaskCheck) -> tuple[str, ...]:
-    taken = {"grade_cpu_s": found.cpu_s, "grade_wall_s": found.grade_s}
-    return tuple(name for name, seconds in taken.items() if 3 * (seconds or 0.0) > getattr(task.limits, name))
+def _with_room(found: TaskCheck, task: Task, need: Need) -> TaskCheck:
+    """Tell of which limits the reference takes so much that a full machine might make other correct code meet them."""
+    # What was known beforehand may have been found out while others took the machine's time, and a grading has more in
+    # it than one step: the less of both is nearer to what one needs.
+    grade_s = found.grade_s or 0.0
+    taken = {
+        "grade_cpu_s": found.cpu_s or 0.0,
+        "grade_wall_s": min(grade_s, need.wall_s or grade_s),
+        "rebuild_wall_s": min(grade_s, need.rebuild_s),
+    }
+    limits = {name: float(getattr(task.limits, name)) for name in taken}
+    tight = {name: round(seconds, 2) for name, seconds in taken.items() if seconds > _TIGHT_SHARE * limits[name]}
+    # Beside named tests the limit of CPU seconds gives way to what the reference takes; and each process has it for
+    # itself, while here all of them are counted.
+    refused = [name for name in tight if name != "grade_cpu_s" or not found.expected]
+    refused = [name for name in refused if taken[name] > _MOST_SHARE * limits[name]]
+    found = replace(found, tight=tight)
+    if not refused or not found.fit:
+        return found
+    name = refused[0]
+    return replace(
+        found,
+        fit=False,
+        why=f"its reference takes {taken[name]:.1f} s of the {limits[name]:g} s of {name}, so that a machine half as "
+        f"fast fails correct code: raise it to {math.ceil(3 * taken[name])} s or more",
+    )
 
 
 async def _grade(task: Task, start: Start, verifier: Verifier, edits: Edits, index: int) -> Grade:

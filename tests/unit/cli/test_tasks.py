@@ -51,7 +51,7 @@ class PlayedChecker:
                 expected=("a", "b"),
                 nop_passes=("a",),
                 unmet=("z",),
-                tight=("grade_wall_s",),
+                tight={"grade_wall_s": 120.5},
                 cpu_s=0.5,
             )
             for task, fit in zip(tasks, self.fit, strict=True)
@@ -86,7 +86,7 @@ def test_the_exit_code_says_how_many_are_fit(
     assert f"2 tasks: {sum(fit)} are fit" in result.stdout
     assert ("without any change" in result.stdout) is (not all(fit))
     assert "auto: split" in result.stdout
-    assert "one: its reference takes more than a third of grade_wall_s\n" in result.stdout
+    assert "one: its reference takes 120.5 s, more than a third of grade_wall_s: raise it\n" in result.stdout
     assert "cannot be split" not in result.stdout
     assert PlayedChecker.asked == {"spec": None, "tasks": ["one", "two"], "times": 3}
 

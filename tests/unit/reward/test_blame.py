@@ -17,7 +17,7 @@ from worldfork.core.clock import ManualClock
 from worldfork.core.errors import SandboxDied
 from worldfork.records.cpu import CpuUse, ThreadUse
 from worldfork.reward import blame
-from worldfork.reward.blame import Looks, is_starved, look_until, run_watched, settle_looks
+from worldfork.reward.blame import Looks, is_most, is_starved, look_until, run_watched, settle_looks
 from worldfork.reward.priority import is_confined, stands_back
 from worldfork.reward.split.use import Use, sandbox_use
 from worldfork.sandbox.command import Reason
@@ -222,3 +222,48 @@ def test_a_short_limit_is_not_held_against_the_time_until_the_kill(waited_s: flo
     result, missed_s = asyncio.run(run_watched(Stalled(late), 0.1, "x", []))  # type: ignore[arg-type]
     assert missed_s == pytest.approx(waited_s)
     assert is_starved(result, missed_s) is starved
+
+
+@pytest.mark.parametrize(
+    ("missed_s", "needed_s", "starved"),
+    [
+        # Nobody knows what is needed, or it is little: half of the limit is enough.
+        (150.0, 0.0, True),
+        (149.0, 0.0, False),
+        (149.0, 75.0, False),
+        # Twice what is needed.
+        (101.0, 100.0, True),
+        (99.0, 100.0, False),
+        # 200 s on a machine whose load is 1.6, and 1.5 at the least that strikes.
+        (112.5, 200.0, True),
+        (100.0, 200.0, True),
+        (31.0, 280.0, True),
+        # It had the machine nearly whole, or slept.
+        (29.0, 280.0, False),
+        (0.0, 280.0, False),
+        (0.0, 1e9, False),
+    ],
+)
+def test_a_strike_is_the_codes_own_only_where_it_had_twice_what_the_reference_needs(
+    missed_s: float, needed_s: float, starved: bool
+) -> None:
+    assert is_most(missed_s, 300.0, needed_s) is starved
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_what_others_took_of_a_program_that_ends_in_time_is_known_where_it_is_asked(measured: bool) -> None:
+    class Slow(PlayedSandbox):
+        async def run(self, command: str, args: list[str], **options: Any) -> Any:
+            while not self.looked:
+                await asyncio.sleep(0)
+            return await super().run(command, args, **options)
+
+        looked = 0
+
+        async def cpu_use(self) -> CpuUse | None:
+            self.looked += 1
+            return counted(0.0, 0.0, 0.4 if self.looked > 1 else 0.0, wants=False)
+
+    ended = a_result(b"", wall_s=1.0)
+    result, missed_s = asyncio.run(run_watched(Slow(ended), 300.0, "x", [], measured=measured))  # type: ignore[arg-type]
+    assert (result, missed_s) == (ended, 0.4 if measured else 0.0)

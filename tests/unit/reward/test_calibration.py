@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from worldfork.reward.calibration import Calibration, CalibrationStore
+from worldfork.reward.needs import Need
 
 FOUND = Calibration("ab" * 32, "sn-one", ("t::ä", "t::b"), ("t::b",), (), 0.5)
 
@@ -66,6 +68,16 @@ def test_a_file_that_was_cut_short_is_found_out_again(tmp_path: Path, content: b
     path.write_bytes(content)
     assert asyncio.run(ask(CalibrationStore(tmp_path), make)) == FOUND
     assert make.calls == 2
+
+
+def test_one_that_tells_nothing_of_wall_times_is_read(tmp_path: Path) -> None:
+    make = Maker()
+    asyncio.run(ask(CalibrationStore(tmp_path), make))
+    (path,) = tmp_path.glob("*.json")
+    kept = {name: value for name, value in json.loads(path.read_text()).items() if name not in ("wall_s", "rebuild_s")}
+    path.write_text(json.dumps(kept))
+    found = asyncio.run(ask(CalibrationStore(tmp_path), make))
+    assert (make.calls, found.need) == (1, Need(cpu_s=0.5))
 
 
 def test_no_lock_stays_and_none_is_held_twice(tmp_path: Path) -> None:

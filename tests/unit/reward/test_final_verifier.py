@@ -76,9 +76,8 @@ def test_a_start_that_is_late_or_meets_a_limit_of_the_host_is_never_the_states_d
 
 
 def found(tmp_path: Path, solved: PlayedSandbox, untouched: PlayedSandbox, **changes: Any) -> Calibration:
-    start: Any = PlayedStart(solved, untouched, task=a_task(**changes))
-    store = CalibrationStore(tmp_path)
-    return asyncio.run(FinalVerifier(FinalSpec(), store)._calibrate(a_task(**changes), start))
+    start: Any = PlayedStart(solved, untouched, task=a_task(**changes), twice=True)
+    return asyncio.run(FinalVerifier(FinalSpec(), CalibrationStore(tmp_path)).calibrate(a_task(**changes), start))
 
 
 def ran(*passed: str, failed: tuple[str, ...] = (), **changes: Any) -> PlayedSandbox:
@@ -101,6 +100,44 @@ def test_a_machine_that_is_full_teaches_nothing(tmp_path: Path, late: str, monke
     with pytest.raises(VerifierError) as raised:
         found(tmp_path, *((slow, quick) if late == "solved" else (quick, slow)))
     assert raised.value.fields["kind"] is FailureKind.OVERLOAD
+
+
+def test_what_the_reference_passes_once_does_not_count(tmp_path: Path) -> None:
+    start: Any = PlayedStart(ran("a", "b", "c"), ran("a"), ran("a", "b"))
+    verifier = FinalVerifier(FinalSpec(), CalibrationStore(tmp_path))
+    known = asyncio.run(verifier.calibrate(a_task(), start))
+    assert (known.expected, known.flaky, known.need.wall_s) == (("a", "b"), ("c",), 1.0)
+    # Nor does what is found to be flaky later.
+    asyncio.run(verifier.leave_out(a_task(), start, ("b",)))
+    with pytest.raises(VerifierError, match="worth 1"):
+        asyncio.run(verifier.calibrate(a_task(), start))
+
+
+def test_a_file_that_the_start_cannot_load_is_known(tmp_path: Path) -> None:
+    known = found(tmp_path, ran("t::a", "t::b", "u::c"), ran("u::c"))
+    assert known.unloaded == ("t::a", "t::b")
+
+
+class Unready(PlayedSandbox):
+    """Its services never come up."""
+
+    async def run(self, command: str, args: list[str], **options: Any) -> Any:
+        return a_result(b"", exit_code=1)
+
+
+def test_services_that_come_up_with_the_reference_alone_are_what_it_brings(tmp_path: Path) -> None:
+    def up() -> PlayedSandbox:
+        return PlayedSandbox(a_result(b""), *ran("t::a", "t::b").results)
+
+    verifier = FinalVerifier(FinalSpec(services=(("serve",),)), CalibrationStore(tmp_path))
+    start: Any = PlayedStart(up(), Unready(), up())
+    known = asyncio.run(verifier.calibrate(a_task(), start))
+    # Of a file that nobody tried to load it is not said that it cannot be.
+    assert (known.expected, known.untouched, known.unloaded) == (("t::a", "t::b"), (), ())
+    start = PlayedStart(Unready())
+    with pytest.raises(VerifierError, match="services that are not up") as raised:
+        asyncio.run(verifier.calibrate(a_task(prompt="another"), start))
+    assert raised.value.fields["kind"] is FailureKind.CALIBRATION
 
 
 class Serves(PlayedSandbox):

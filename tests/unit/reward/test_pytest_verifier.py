@@ -10,9 +10,12 @@ import pytest
 from tests.unit.reward.played import PlayedSandbox, PlayedStart, a_result, a_task, report, row
 
 from worldfork.core.errors import LaunchFailed, PathError, VerifierError
+from worldfork.records.cpu import CpuUse, ThreadUse
 from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.episode import FailureKind
+from worldfork.records.task_limits import TaskLimits
 from worldfork.reward.calibration import CalibrationStore
+from worldfork.reward.needs import Need
 from worldfork.reward.pytest_verifier import PytestVerifier
 from worldfork.reward.verifier import Case, Grade, Verifier
 from worldfork.sandbox.command import Reason
@@ -340,3 +343,36 @@ def test_what_a_rebuild_step_left_so_that_it_cannot_be_started_is_the_policys(tm
     found = asyncio.run(PytestVerifier(CalibrationStore(tmp_path)).grade(Case(task, start, MINE)))
     assert found.reward == (0.0 if again else 1.0)
     assert start.refused == (2 if again else 1)
+
+
+@pytest.mark.parametrize(("needed_s", "judged"), [(0.05, True), (0.15, False)])
+def test_a_wall_limit_strikes_code_that_had_what_the_reference_needs(
+    tmp_path: Path, needed_s: float, judged: bool
+) -> None:
+    class Waits(PlayedSandbox):
+        looked = False
+
+        async def run(self, command: str, args: list[str], **options: Any) -> Any:
+            await asyncio.sleep(0.3)
+            return await super().run(command, args, **options)
+
+        async def cpu_use(self) -> CpuUse | None:
+            waited_s, self.looked = 0.06 if self.looked else 0.0, True
+            return CpuUse(0.0, 0.0, {7: ThreadUse(0.0, waited_s, False, False)})
+
+    late = a_result(report(finished=False), reason=Reason.TIMED_OUT, exit_code=-9, wall_s=5.2)
+    solved = fork(report(row("a"), row("b")), wall_s=needed_s)
+    case = a_case(solved, fork(report(row("a"))), Waits(late, files=START), limits=TaskLimits(grade_wall_s=0.2))
+    if judged:
+        assert asyncio.run(PytestVerifier(CalibrationStore(tmp_path)).grade(case)).reward == 0.0
+        return
+    with pytest.raises(VerifierError) as raised:
+        asyncio.run(PytestVerifier(CalibrationStore(tmp_path)).grade(case))
+    assert raised.value.fields["kind"] is FailureKind.OVERLOAD
+
+
+def test_what_the_reference_needs_is_the_less_of_two(tmp_path: Path) -> None:
+    forks = fork(report(row("a")), wall_s=9.0, cpu_s=3.0), fork(report()), fork(report(row("a")), wall_s=7.0, cpu_s=5.0)
+    case = a_case(*forks, twice=False)
+    found = asyncio.run(PytestVerifier(CalibrationStore(tmp_path)).calibrate(case.task, case.start))
+    assert found.need == Need(cpu_s=3.0, wall_s=7.0)

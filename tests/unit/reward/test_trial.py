@@ -21,6 +21,7 @@ from worldfork.records.task import Task
 from worldfork.records.task_limits import TaskLimits
 from worldfork.reward import blame
 from worldfork.reward.blame import Looks
+from worldfork.reward.needs import Need
 from worldfork.reward.report import Report, TestRecord
 from worldfork.reward.trial import Trial, find_starved, run_tests
 from worldfork.sandbox.command import Reason
@@ -40,8 +41,8 @@ def edits(*removed: str, **files: bytes) -> Edits:
     return Edits({name.replace("_py", ".py"): EditedFile(content) for name, content in files.items()}, removed)
 
 
-def run(sandbox: PlayedSandbox, task: Task, left: Edits | None = None) -> Trial:
-    return asyncio.run(run_tests(played(sandbox), task, played(PlayedStart(task=task)), left or Edits()))
+def run(sandbox: PlayedSandbox, task: Task, left: Edits | None = None, need: Need | None = None) -> Trial:
+    return asyncio.run(run_tests(played(sandbox), task, played(PlayedStart(task=task)), left or Edits(), need))
 
 
 def played(part: object) -> Any:
@@ -448,6 +449,64 @@ def test_at_the_wall_limit_the_kernel_is_asked_who_waited(others: int, missed_s:
     task = a_task(limits=TaskLimits(grade_wall_s=0.05))
     files |= {f"/proc/{20 + each}/stat": stat("R", 0) for each in range(1 + others)}
     assert run(Stalled(late, files=files), task).missed_s == pytest.approx(missed_s)
+
+
+class Waits(PlayedSandbox):
+    """Goes on until after the limit, and waits for a CPU for so long in all."""
+
+    waited_s = 0.0
+    looked = False
+
+    async def run(self, command: str, args: list[str], **options: Any) -> Any:
+        await asyncio.sleep(0.3)
+        return await super().run(command, args, **options)
+
+    async def cpu_use(self) -> CpuUse | None:
+        waited_s, self.looked = self.waited_s if self.looked else 0.0, True
+        return CpuUse(0.0, 0.0, {7: ThreadUse(0.0, waited_s, False, False)})
+
+
+# Of a limit of 0.2 s it had 0.14 s.
+ENDED = {"reason": Reason.TIMED_OUT, "exit_code": -9, "wall_s": 5.2, "cpu_s": 0.14}
+
+
+@pytest.mark.parametrize(("needed_s", "starved"), [(0.0, False), (0.06, False), (0.08, True), (0.15, True)])
+def test_a_wall_limit_is_held_against_what_the_reference_needs_of_it(needed_s: float, starved: bool) -> None:
+    sandbox = Waits(a_result(report(finished=False), **ENDED), files=START)
+    sandbox.waited_s = 0.06
+    task = a_task(limits=TaskLimits(grade_wall_s=0.2))
+    assert run(sandbox, task, need=Need(wall_s=needed_s)).is_starved(frozenset("a")) is starved
+
+
+@pytest.mark.parametrize(("needed_s", "starved"), [(0.0, False), (0.06, False), (0.08, True), (0.15, True)])
+def test_so_is_the_limit_of_the_rebuild_step(needed_s: float, starved: bool) -> None:
+    sandbox = Waits(a_result(b"", **ENDED), files=START)
+    sandbox.waited_s = 0.06
+    task, need = a_task(rebuild=REBUILT, limits=TaskLimits(rebuild_wall_s=0.2)), Need(rebuild_s=needed_s)
+    if not starved:
+        assert run(sandbox, task, edits(a_py=b"mine"), need).end == "build_failed"
+        return
+    with pytest.raises(VerifierError) as raised:
+        run(sandbox, task, edits(a_py=b"mine"), need)
+    assert raised.value.fields["kind"] is FailureKind.OVERLOAD
+
+
+def test_what_is_not_known_is_measured() -> None:
+    sandbox = Waits(a_result(b"", wall_s=30.0), a_result(PASSED, wall_s=40.0), files=START)
+    sandbox.waited_s = 10.0
+    trial = run(sandbox, a_task(rebuild=REBUILT), edits(a_py=b"mine"))
+    # The second run is asked from its own beginning, by when the thread has waited already.
+    assert (trial.rebuild_s, trial.missed_s) == (pytest.approx(20.0), 0.0)
+
+
+@pytest.mark.parametrize(("used_s", "limit"), [(0.0, 8), (3.0, 8), (6.0, 12), (7.5, 15), (80.0, 15)])
+@pytest.mark.parametrize("commanded", [{}, {"test_command": ("make", "test"), "reader": "tap"}])
+def test_a_process_may_use_twice_the_cpu_seconds_of_the_reference(
+    used_s: float, limit: int, commanded: dict[str, Any]
+) -> None:
+    sandbox = PlayedSandbox(a_result(PASSED), files=START)
+    run(sandbox, a_task(limits=TaskLimits(grade_cpu_s=7.5), **commanded), need=Need(cpu_s=used_s))
+    assert (resource.RLIMIT_CPU, limit, limit + 1) in sandbox.calls[0]["rlimits"]
 
 
 def stat(state: str, ticks: int) -> bytes:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from tests.unit.reward.played import PlayedSandbox, PlayedStart, a_result, a_tas
 
 from worldfork.core.errors import LaunchFailed
 from worldfork.records.task import Task
+from worldfork.records.task_limits import TaskLimits
 from worldfork.reward.calibration import CalibrationStore
 from worldfork.rollout.checking import Checker, TaskCheck
 from worldfork.sandbox.command import Reason
@@ -28,7 +30,7 @@ def starved() -> PlayedSandbox:
 
 
 def check(tmp_path: Path, *forks: PlayedSandbox | Exception, times: int = 2, **changes: Any) -> TaskCheck:
-    task = a_task(verifier={"kind": "pytest"}, **changes)
+    task = a_task(**{"verifier": {"kind": "pytest"}, **changes})
 
     async def start_of(_: Task) -> Any:
         return PlayedStart(*forks, task=task)
@@ -54,14 +56,61 @@ def test_a_task_that_is_fit(tmp_path: Path) -> None:
     assert (found.fit, found.why, found.reference) == (True, "", (1.0, 1.0))
     assert found.nop == (pytest.approx(1 / 3),) * 2
     assert (found.expected, found.nop_passes, found.flaky) == (("a", "b", "c"), ("a",), ())
-    assert (found.cpu_s, found.split, found.tight) == (2.0, None, ())
+    assert (found.cpu_s, found.split, found.tight) == (2.0, None, {})
 
 
 def test_a_reference_that_takes_much_of_a_limit_is_told(tmp_path: Path) -> None:
-    slow = fork("a", "b", "c", cpu_s=21.0), fork("a", "b", "c", cpu_s=23.0)
-    found = check(tmp_path, *calibrated(), *slow, fork("a"), fork("a"))
-    # Of the default limit of 60 s.
-    assert (found.fit, found.tight) == (True, ("grade_cpu_s",))
+    for cpu_s in (22.0, 44.0):
+        slow = [fork("a", "b", "c", cpu_s=cpu_s) for _ in range(2)]
+        found = check(tmp_path / f"{cpu_s}", *calibrated(), *slow, fork("a"), fork("a"))
+        # Of the default limit of 60 s, which gives way to what the reference takes.
+        assert (found.fit, found.tight) == (True, {"grade_cpu_s": cpu_s})
+        assert found.to_json()["tight"] == {"grade_cpu_s": cpu_s}
+
+
+class Slow(PlayedSandbox):
+    """Each run takes so long."""
+
+    takes_s = 0.02
+
+    async def run(self, command: str, args: list[str], **options: Any) -> Any:
+        await asyncio.sleep(self.takes_s)
+        return replace(await super().run(command, args, **options), wall_s=self.takes_s)
+
+
+def slow(*passed: str, rebuilds: bool = False) -> Slow:
+    results = [a_result(b"")] if rebuilds else []
+    return Slow(*results, *fork(*passed).results)
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "fit", "tight"), [(1.0, True, []), (0.05, True, ["grade_wall_s"]), (0.03, False, ["grade_wall_s"])]
+)
+def test_a_reference_that_takes_more_than_half_of_a_wall_limit_is_refused(
+    tmp_path: Path, limit_s: float, fit: bool, tight: list[str]
+) -> None:
+    forks = [slow("a", "b"), slow("a"), slow("a", "b"), slow("a", "b"), slow("a")]
+    found = check(tmp_path, *forks, times=1, limits=TaskLimits(grade_wall_s=limit_s))
+    assert (found.fit, list(found.tight)) == (fit, tight)
+    if not fit:
+        assert "takes 0.0 s of the 0.03 s of grade_wall_s" in found.why
+        assert "raise it to 1 s or more" in found.why
+
+
+def test_so_is_one_whose_rebuild_step_does(tmp_path: Path) -> None:
+    whole = [slow("a", "b", rebuilds=True) for _ in range(3)]
+    forks = [whole[0], slow("a"), whole[1], whole[2], slow("a")]
+    limits = TaskLimits(rebuild_wall_s=0.03)
+    found = check(tmp_path, *forks, times=1, rebuild=("make",), limits=limits)
+    assert (found.fit, found.tight) == (False, {"rebuild_wall_s": 0.02})
+    assert "of rebuild_wall_s" in found.why
+
+
+@pytest.mark.parametrize(("cpu_s", "fit"), [(22.0, True), (44.0, False)])
+def test_where_a_program_judges_no_limit_gives_way(tmp_path: Path, cpu_s: float, fit: bool) -> None:
+    forks = PlayedSandbox(a_result(b"", cpu_s=cpu_s)), PlayedSandbox(a_result(b"", exit_code=1))
+    found = check(tmp_path, *forks, times=1, verifier={"kind": "command", "command": ["judge"]})
+    assert (found.fit, found.tight) == (fit, {"grade_cpu_s": cpu_s})
 
 
 UNSTEADY = (("a", "b", "c"), ("a", "b"), ("a",), ("a",))

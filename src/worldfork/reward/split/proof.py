@@ -12,6 +12,7 @@ from worldfork.records.globs import is_editable
 from worldfork.records.task import Task
 from worldfork.reward.commanded import pytest_arguments
 from worldfork.reward.findings import KEPT_BYTES, Findings, tuples
+from worldfork.reward.needs import Need
 from worldfork.reward.split.plan import module_plan
 from worldfork.reward.verifier import Start, contents_of
 
@@ -39,8 +40,15 @@ class Proof:
     """Other files that a policy may change; the tests' fork has none of them."""
     cpu_s: float = 0.0
     """CPU seconds of the reference's tests, both sides."""
+    wall_s: float = 0.0
+    """Wall time of them less what others took of it; 0 where nobody knows."""
     tried: bool = False
     """Whether the tests were run at all; nothing else can end otherwise another time."""
+
+    @property
+    def need(self) -> Need:
+        """What the reference needs of the limits."""
+        return Need(self.cpu_s, self.wall_s)
 
     @property
     def plain(self) -> bool:

@@ -21,6 +21,7 @@ from worldfork.records.task import Task
 from worldfork.reward.arguments import TEST_ENV, WALL_FACTOR, find_configuration, fixed_args, test_limits
 from worldfork.reward.blame import STARVED_SHARE, check_host, is_most
 from worldfork.reward.commanded import import_path, pytest_arguments
+from worldfork.reward.needs import Need
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.report import Report, read_report
 from worldfork.reward.split.frames import VALUE_MODULES, FrameStream, program_argument, program_input
@@ -49,6 +50,8 @@ class SplitTrial:
     wall_s: float
     starved: bool
     """The wall limit struck while others had the CPU that those who had the turn wanted."""
+    missed_s: float = 0.0
+    """For how long others had that CPU, where it was measured."""
     starved_tests: frozenset[str] = frozenset()
     """Tests that their own wall limit struck in the same way."""
     shapes: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -72,26 +75,29 @@ async def run_split(
     plan: Mapping[str, Any],
     hidden: Iterable[str],
     clock: Clock,
+    need: Need | None = None,
 ) -> SplitTrial:
     """Run the tests in one sandbox against the candidate in the other; what both need is laid down already.
 
     Args:
         plan: what the tests' fork is told, from `plan_text`.
         hidden: the paths of the hidden tests.
+        need: what the reference needs; by default that is not known, and what this takes is measured.
 
     Raises:
         VerifierError: it could not be judged.
     """
     args, test_cpu_s = await _arguments(tests, task, hidden)
+    cpu_s = (need or Need()).cpu_limit_s(task.limits.grade_cpu_s)
     paths = import_path(task)
     # The candidate's Python has no empty path of its own: there it is the directory that it starts in.
     absolute = dict.fromkeys(posixpath.join(TASK_DIRECTORY, each).rstrip("/") for each in paths.split(":") if paths)
-    other = Candidate(candidate, {**TEST_ENV, "PYTHONPATH": ":".join(absolute)}, task.limits.grade_cpu_s)
+    other = Candidate(candidate, {**TEST_ENV, "PYTHONPATH": ":".join(absolute)}, cpu_s)
     # Its process starts while pytest does.
     began = asyncio.ensure_future(other.begin())
     try:
-        process = await _start_tests(tests, task, [f"{test_cpu_s or 0:g}", TASK_DIRECTORY, paths, *args])
-        run = _Run(tests, process, other, task, test_cpu_s, clock)
+        process = await _start_tests(tests, task, [f"{test_cpu_s or 0:g}", TASK_DIRECTORY, paths, *args], cpu_s)
+        run = _Run(tests, process, other, task, test_cpu_s, clock, need)
         await began
         trial = await run.serve(plan)
     finally:
@@ -115,6 +121,7 @@ class _Run:
         task: Task,
         test_cpu_s: float | None,
         clock: Clock,
+        need: Need | None,
     ) -> None:
         self._tests = tests
         self._process = process
@@ -122,13 +129,22 @@ class _Run:
         self._wall_s = task.limits.grade_wall_s
         self._test_cpu_s = test_cpu_s
         self._clock = clock
+        self._need = need
         self._stream = FrameStream(process, MAX_TESTS_FRAME_BYTES)
         self._relay = Relay(self._stream, candidate, test_cpu_s, clock)
 
     async def serve(self, plan: Mapping[str, Any]) -> SplitTrial:
         """Serve the tests until they end."""
         late = asyncio.create_task(
-            _look_late(self._tests, self._process.pid, self._candidate, self._wall_s, self._clock, self._test_wall_s())
+            _look_late(
+                self._tests,
+                self._process.pid,
+                self._candidate,
+                self._wall_s,
+                self._clock,
+                self._test_wall_s(),
+                self._need.wall_s if self._need else 0.0,
+            )
         )
         began_s = self._clock.monotonic_s()
         cpu_s = 0.0
@@ -185,12 +201,14 @@ class _Run:
         if not report.ready:
             return None
         shapes, notes = read_shapes(self._relay.lines)
+        looks = self._candidate.looks
         return SplitTrial(
             report,
             end,
             cpu_s,
             wall_s,
             starved,
+            looks.missed_s(wall_s) if self._need is None and looks.counted else 0.0,
             self._starved_tests(report, end, cpu_s, wall_s),
             shapes,
             tuple(notes),
@@ -198,8 +216,8 @@ class _Run:
         )
 
 
-async def _start_tests(tests: AsyncSandbox, task: Task, args: list[str]) -> Process:
-    cpu_s = math.ceil(task.limits.grade_cpu_s)
+async def _start_tests(tests: AsyncSandbox, task: Task, args: list[str], limit_cpu_s: float) -> Process:
+    cpu_s = math.ceil(limit_cpu_s)
     return await tests.stream(
         ["python", "-B", "-s", "-c", program_argument(), *args],
         # Python reads its path before the reporter runs; it opens the path once pytest is loaded.
@@ -222,7 +240,13 @@ async def _arguments(tests: AsyncSandbox, task: Task, hidden: Iterable[str]) -> 
 
 
 async def _look_late(
-    tests: AsyncSandbox, pid: int, candidate: Candidate, wall_s: float, clock: Clock, part_wall_s: float | None
+    tests: AsyncSandbox,
+    pid: int,
+    candidate: Candidate,
+    wall_s: float,
+    clock: Clock,
+    part_wall_s: float | None,
+    needed_s: float,
 ) -> bool:
     """Sleep until the wall limit; return whether for the most part of it somebody who had the turn had no CPU.
 
@@ -231,7 +255,7 @@ async def _look_late(
     await candidate.watch(tests, wall_s, clock, part_wall_s)
     looks = candidate.looks
     if looks.counted:
-        return is_most(await in_thread(looks.missed_s, wall_s), wall_s)
+        return is_most(await in_thread(looks.missed_s, wall_s), wall_s, needed_s)
     if looks.took_it_all(wall_s):
         # What took the CPU from it may be gone by now.
         return False

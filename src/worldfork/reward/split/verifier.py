@@ -31,6 +31,7 @@ from worldfork.records.task import Task
 from worldfork.reward.blame import overload
 from worldfork.reward.calibration import Calibration
 from worldfork.reward.laying import lay_tests
+from worldfork.reward.needs import Need
 from worldfork.reward.places import inside_task
 from worldfork.reward.preparing import build
 from worldfork.reward.report import Report
@@ -107,7 +108,7 @@ class SplitVerifier:
         task, start = case.task, case.start
         calibration, proof = await self._known(task, start)
         known_s = self._clock.monotonic_s()
-        trial, sandbox_id = await self._try_out(task, start, case.edits, proof, index=case.index)
+        trial, sandbox_id = await self._try_out(task, start, case.edits, proof, index=case.index, need=proof.need)
         expected = frozenset(calibration.expected)
         passed = trial.report.passed & expected
         if passed != expected and trial.is_starved(expected - passed):
@@ -172,7 +173,7 @@ class SplitVerifier:
                     reason = trial.notes[0] if trial.notes else "they see more than calls and their results"
                     raise ConfigError(f"{len(missing)} of {len(expected)} tests fail, such as {min(missing)}: {reason}")
                 shapes = {place: tuple(names) for place, names in trial.shapes.items()}
-                proof = replace(proof, shapes=shapes, cpu_s=trial.cpu_s)
+                proof = replace(proof, shapes=shapes, cpu_s=trial.cpu_s, wall_s=trial.wall_s - trial.missed_s)
         except (ConfigError, VerifierError) as error:
             if isinstance(error, VerifierError) and error.fields.get("kind") is not FailureKind.GRADING:
                 raise
@@ -180,7 +181,15 @@ class SplitVerifier:
         return replace(proof, capable=True, tried=True)
 
     async def _try_out(
-        self, task: Task, start: Start, edits: Edits, proof: Proof, *, index: int = 0, learning: bool = False
+        self,
+        task: Task,
+        start: Start,
+        edits: Edits,
+        proof: Proof,
+        *,
+        index: int = 0,
+        learning: bool = False,
+        need: Need | None = None,
     ) -> tuple[SplitTrial, str]:
         plan = plan_text(proof.modules, None if learning else proof.shapes)
         async with start.fork(index, grading=True) as tests, start.fork(index, grading=True) as candidate:
@@ -190,7 +199,7 @@ class SplitVerifier:
                     return nothing, tests.sandbox_id
                 await _lay_stubs(tests, proof)
                 await lay_tests(tests, task, start.tests)
-                trial = await run_split(tests, built.sandbox, task, plan, start.tests, self._clock)
+                trial = await run_split(tests, built.sandbox, task, plan, start.tests, self._clock, need)
                 return replace(trial, notes=(*built.notes, *trial.notes)), tests.sandbox_id
 
 

@@ -14,6 +14,7 @@ from worldfork.core.errors import ConfigError
 from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.task import Task
 from worldfork.reward.calibration import CalibrationStore
+from worldfork.reward.needs import Need
 from worldfork.reward.pytest_verifier import PytestVerifier
 from worldfork.reward.report import Report, TestRecord
 from worldfork.reward.split.automatic import AutomaticVerifier
@@ -118,7 +119,7 @@ class Played(SplitVerifier):
 
     async def _try_out(self, *_: Any, **__: Any) -> tuple[SplitTrial, str]:
         report = Report(ready=True, tests={name: TestRecord("passed") for name in self.runs.pop(0)})
-        return SplitTrial(report, "exited", 1.0, 1.0, False), "sb-1"
+        return SplitTrial(report, "exited", 1.0, 4.0, False, missed_s=1.5), "sb-1"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,9 @@ def test_one_miss_by_chance_decides_nothing(tmp_path: Path, runs: list[set[str]]
     start = start_of({"pkg/a.py": b"def f(): ..."})
     start.snapshot_id = "sn-1"
     verifier = Played(tmp_path, *runs)
-    assert asyncio.run(verifier.prove(a_task(), start)).capable is capable
+    proof = asyncio.run(verifier.prove(a_task(), start))
+    assert proof.capable is capable
+    assert proof.need == (Need(cpu_s=1.0, wall_s=2.5) if capable else Need())
     assert not verifier.runs
 
 
