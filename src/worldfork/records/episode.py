@@ -111,6 +111,8 @@ class Episode:
     timings: Timings = field(default_factory=Timings)
     snapshot_id: str | None = None
     """The starting state that the group shares."""
+    start_content: str | None = None
+    """Digest of what that holds, times aside: the same of one that was built again; None where nobody could tell."""
     sandbox_id: str | None = None
     """Where the policy acted."""
     grading_sandbox_id: str | None = None

@@ -25,6 +25,7 @@ from worldfork.reward.carry import Carried, carry_out
 from worldfork.reward.verifier import Case, Grade, Start, Verifier, gradings_of
 from worldfork.rollout.acting import take_turn
 from worldfork.rollout.clearing import Clearing
+from worldfork.rollout.contents import told_of
 from worldfork.rollout.faults import FaultRules, blame, failure_of, pause_after
 from worldfork.rollout.leftovers import end_label
 from worldfork.rollout.outcome import Outcome, Pieces, Which, checked_grade, digest_of, graded, pieces_of
@@ -82,6 +83,7 @@ class Attempt:
         self._holds = contextlib.AsyncExitStack()
         self._carried: Carried | None = None
         self._pieces = Pieces()
+        self._start_content: str | None = None
         self._acted = False
 
     @property
@@ -260,6 +262,7 @@ class Attempt:
         trajectory = self.recorder.trajectory()
         # What a policy left may take seconds to put together, and the starting state lies on the disk.
         self._pieces = await in_thread(lambda: pieces_of(self.edits, self.setting.start, trajectory))
+        self._start_content = await in_thread(told_of, self.setting.start)
 
     def stop(self, code: str, message: str) -> None:
         """Take the attempt as given up because the run is over."""
@@ -284,6 +287,7 @@ class Attempt:
             started_s=self._started_s,
             timings=replace(self._timings, total_s=total_s),
             snapshot_id=self.setting.start.snapshot_id,
+            start_content=self._start_content,
             sandbox_id=self._sandbox_id,
             verifier_id=self.setting.verifier.verifier_id,
             trust=self.setting.verifier.trust,

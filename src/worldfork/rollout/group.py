@@ -30,6 +30,7 @@ from worldfork.rollout.judges import cpus, judges
 from worldfork.rollout.leftovers import sweep_once
 from worldfork.rollout.orders import Job, Orders, Starts
 from worldfork.rollout.run_directory import RunDirectory
+from worldfork.rollout.standing import Standing
 from worldfork.rollout.starts import StartingStates
 from worldfork.rollout.stopping import StopRule
 from worldfork.rollout.turn import as_policy
@@ -128,12 +129,12 @@ async def run_rollouts(
         The episodes by task and index, those from the journal among them.
 
     Raises:
-        ConfigError: a bad argument, before anything starts.
+        ConfigError: a bad argument, before anything starts; so is a run whose rollouts of a task stand on a starting
+            state that is gone, where what the task has by now does not hold the same.
         SandboxError, StoreError: the world could not be built.
         OSError: the journal could not be written; nothing after it was run.
     """
-    if verifier is not None and score is not None:
-        raise ConfigError("a verifier and a score function cannot both grade", remedy="name one", field="score")
+    verifier_of = judges(verifier=verifier, score=score)
     agent = as_policy(policy)
     width = check_rollouts(tasks, n, concurrency, seeds=seeds, keep=keep, deadline_s=deadline_s)
     if not tasks:
@@ -142,11 +143,12 @@ async def run_rollouts(
     wanted: dict[Key, Task] = {(task.task_hash, agent.policy_id, at, ""): task for task in tasks for at in range(n)}
     with contextlib.ExitStack() as holds:
         book, ended = await to_its_end(in_thread(lambda: _open_books(directory, journal, wanted, holds)))
-        verifier_of = judges(score=score) if verifier is None else lambda _: verifier
         _check_judges(ended, wanted, verifier_of)
+        jobs = [Job(task, key[2], _seed(seeds, seed, task, key[2])) for key, task in wanted.items() if key not in ended]
+        states = await _standing(starts or await StartingStates.open(world), book, jobs)
         orders = Orders(
             agent,
-            starts or await StartingStates.open(world),
+            states,
             verifier_of=verifier_of,
             clock=SystemClock(),
             faults=Faults(rules),
@@ -158,7 +160,6 @@ async def run_rollouts(
             run=directory,
             on_episode=on_episode,
         )
-        jobs = [Job(task, key[2], _seed(seeds, seed, task, key[2])) for key, task in wanted.items() if key not in ended]
         crew = await _work(orders, jobs, ended, width)
         ended |= crew.ended
         return [crew.cut(ended[key]) for key in wanted]
@@ -258,6 +259,19 @@ def _open_books(
     if journal is None:
         return None, {}
     return journal, {each.key: each for each in journal.episodes_of(wanted) if each.reward is not None}
+
+
+async def _standing(starts: Starts, book: Journal | None, jobs: Sequence[Job]) -> Standing:
+    """Return where jobs start from in a run that may have rollouts of their tasks.
+
+    Raises:
+        ConfigError: they stand on what cannot be had any more.
+    """
+    tasks = {job.task.task_hash: job.task for job in jobs}
+    stood = {} if book is None or not jobs else await to_its_end(in_thread(book.starts_of, tasks.keys()))
+    states = Standing(starts, stood)
+    await states.settle(tasks.values())
+    return states
 
 
 def _check_judges(known: dict[Key, Episode], wanted: dict[Key, Task], verifier_of: Callable[[Task], Verifier]) -> None:

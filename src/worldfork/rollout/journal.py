@@ -9,7 +9,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -43,12 +44,12 @@ class _Index:
     """What stands before that: a file that was written anew is another one."""
     number: int = 0
     """Lines."""
-    last: dict[Key, tuple[int, bool]] = field(default_factory=dict)
-    """Offset of its line, and whether it is scored."""
+    last: dict[Key, tuple[int, bool, str]] = field(default_factory=dict)
+    """Offset of its line, whether it is scored, and the id of its starting state."""
 
-    def note(self, key: Key, size: int, scored: bool) -> None:
+    def note(self, key: Key, size: int, scored: bool, start_id: str | None) -> None:
         """Take note of an episode after all others."""
-        self.last[key] = self.end, scored
+        self.last[key] = self.end, scored, sys.intern(start_id or "")
         self.end += size
         self.number += 1
 
@@ -118,16 +119,33 @@ class Journal:
             raise
         if self._index is not None:
             for each, line in zip(episodes, lines, strict=True):
-                self._index.note(each.key, len(line), each.valid)
+                self._index.note(each.key, len(line), each.valid, each.snapshot_id)
             self._index.mark = _mark(self._file, self._index.end)
 
     def is_finished(self, key: Key) -> bool:
         """True where the last episode of that rollout is scored. A failed one is to be tried again."""
-        return self._known.last.get(key, (0, False))[1]
+        return self._known.last.get(key, (0, False, ""))[1]
 
     def episodes_of(self, keys: Iterable[Key]) -> Iterator[Episode]:
         """Yield the last episode of each of these rollouts that has one, whatever else the journal holds. Blocking."""
-        places = [self._known.last[key][0] for key in keys if key in self._known.last]
+        return self._at([self._known.last[key][0] for key in keys if key in self._known.last])
+
+    def starts_of(self, task_hashes: Set[str]) -> dict[str, dict[str, str | None]]:
+        """Return what the scored rollouts of tasks stand on, whoever acted. Blocking.
+
+        Returns:
+            Task hash -> snapshot id of a starting state -> digest of its content, where that was told.
+        """
+        places: dict[tuple[str, str], int] = {}
+        for key, (place, scored, start_id) in self._known.last.items():
+            if scored and start_id and key[0] in task_hashes:
+                places[key[0], start_id] = place
+        found: dict[str, dict[str, str | None]] = {}
+        for each in self._at(places.values()):
+            found.setdefault(each.task_hash, {})[str(each.snapshot_id)] = each.start_content
+        return found
+
+    def _at(self, places: Iterable[int]) -> Iterator[Episode]:
         with open(os.dup(self._file.fileno()), "rb") as reader:
             for place in places:
                 reader.seek(place)
@@ -214,7 +232,7 @@ def _recover(path: Path, file: BinaryIO) -> _Index:
             index.end, index.number = after, 1
         else:
             key = data["task_hash"], data["policy_id"], data["index"], data.get("rollout_id", "")
-            index.note(key, after - index.end, data.get("failure") is None)
+            index.note(key, after - index.end, data.get("failure") is None, data.get("snapshot_id"))
     if file.seek(0, os.SEEK_END) != index.end:
         file.truncate(index.end)
     if not index.run_id:

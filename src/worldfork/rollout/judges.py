@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 
+from worldfork.core.errors import ConfigError
 from worldfork.core.recent import Recent
 from worldfork.lineage.place import place
 from worldfork.records.task import Task
@@ -24,14 +25,25 @@ def home_calibrations() -> CalibrationStore:
 
 
 def judges(
-    calibrations: CalibrationStore | None = None, *, score: ScoreFunction | None = None
+    calibrations: CalibrationStore | None = None,
+    *,
+    verifier: Verifier | None = None,
+    score: ScoreFunction | None = None,
 ) -> Callable[[Task], Verifier]:
     """Return what gives each task the verifier that it names; tasks that name the same one share it.
 
     Args:
         calibrations: where expected ids are kept; by default this home's.
-        score: grades all tasks, in the place of whatever they name.
+        verifier: grades all tasks, in the place of whatever they name.
+        score: a function that does so.
+
+    Raises:
+        ConfigError: both are named.
     """
+    if verifier is not None:
+        if score is not None:
+            raise ConfigError("a verifier and a score function cannot both grade", remedy="name one", field="score")
+        return lambda _: verifier
     made: Recent[Verifier] = Recent(KEPT_BYTES)
 
     def judge(task: Task) -> Verifier:

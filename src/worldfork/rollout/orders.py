@@ -24,6 +24,14 @@ class Starts(Protocol):
         """Return a task's."""
         ...
 
+    async def at(self, snapshot_id: str, task: Task) -> Start:
+        """Return the one that a task had when it was made.
+
+        Raises:
+            NotFound: it is gone. FormatUnsupported: it does not fit this machine any more.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class Job:

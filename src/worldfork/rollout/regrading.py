@@ -22,7 +22,9 @@ from worldfork.rollout.bounds import to_its_end
 from worldfork.rollout.faults import failure_of
 from worldfork.rollout.journal import Journal
 from worldfork.rollout.judges import cpus, judges
+from worldfork.rollout.orders import Starts
 from worldfork.rollout.outcome import checked_grade, graded
+from worldfork.rollout.standing import start_of
 from worldfork.rollout.starts import StartingStates
 from worldfork.rollout.stored import StoredRun
 
@@ -66,7 +68,8 @@ async def regrade(
     Returns:
         By group and index. Episodes of which nobody knows what their policy left are not among them, nor, for a
         verifier that looks at whole final states, those whose state was not kept; one whose stored edits are gone or
-        damaged has a failure of kind `carry`, never the reward 0.
+        damaged has a failure of kind `carry`, never the reward 0. Each is graded by the starting state that it stood
+        on; where that is gone, and what its task has by now does not hold the same, it has one of kind `start`.
 
     Raises:
         ConfigError: the verifier is none, or looks at whole final states and there is not one. NotFound: a task is
@@ -98,7 +101,7 @@ class _Work:
         self,
         run: StoredRun,
         judge: Callable[[Task], Verifier],
-        states: StartingStates,
+        states: Starts,
         journal: Journal,
         on_episode: Callable[[Regraded], None] | None,
     ) -> None:
@@ -117,7 +120,7 @@ class _Work:
         async def take_turns() -> None:
             for place, (before, task) in waiting:
                 after = known.get(_state_of(before))
-                if after is None:
+                if after is None or not _stood_alike(before, after):
                     after = await self._grade(before, task)
                     async with self._writing:
                         # Not left half done: the journal is closed after this.
@@ -147,7 +150,7 @@ class _Work:
         try:
             edits = self._edits(before)
             stage = FailureKind.START
-            start = await self._states.get(task)
+            start = await start_of(self._states, before.snapshot_id, before.start_content, task)
             stage = FailureKind.GRADING
             case = self._case(before, task, start, edits, judge)
             grade = await (judge.grade_nothing(case) if edits is None else judge.grade(case))
@@ -219,6 +222,12 @@ def _left_nothing(episode: Episode) -> bool:
 def _state_of(episode: Episode) -> tuple[object, ...]:
     """Return what was graded: a rollout that was run again left another state."""
     return episode.key, episode.edits, episode.sandbox_id, episode.attempt
+
+
+def _stood_alike(before: Episode, after: Episode) -> bool:
+    """Tell whether a rollout was graded by the state that it stood on, or by an equal one."""
+    alike = before.start_content is not None and before.start_content == after.start_content
+    return alike or after.snapshot_id == before.snapshot_id
 
 
 def _judge(verifier: Mapping[str, Any] | Verifier | None) -> Callable[[Task], Verifier]:

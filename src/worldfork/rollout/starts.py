@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Self
@@ -13,6 +14,7 @@ from worldfork.core.errors import SandboxError
 from worldfork.core.ids import content_id
 from worldfork.core.recent import Recent
 from worldfork.lineage.asynchronous import AsyncSandbox
+from worldfork.lineage.fitting import check_base, check_ids
 from worldfork.lineage.mounts import check_mounts
 from worldfork.lineage.place import Place, place
 from worldfork.lineage.snapshots import SnapshotInfo
@@ -24,6 +26,7 @@ from worldfork.records.snapshot import SnapshotRecord
 from worldfork.records.task import Task
 from worldfork.reward.places import TASK_DIRECTORY, inside_task
 from worldfork.rollout.answers import check_tests, gather_solution, gather_tests, patched
+from worldfork.rollout.contents import content_of
 from worldfork.rollout.leftovers import end_label, let_go
 from worldfork.rollout.reading import Originals, find_editable, read_paths
 from worldfork.worlds.recipe import build_world, ground_of
@@ -54,11 +57,20 @@ class StartingState:
         """The reference, as the edits of a policy that knows it; empty where the task has none."""
         self.originals: Mapping[str, bytes] = {}
         """The editable files as they are in the starting state."""
+        self._content: tuple[str | None] | None = None
+        self._reading = threading.Lock()
 
     @property
     def snapshot_id(self) -> str:
         """The snapshot."""
         return self._record.snapshot_id
+
+    def content(self) -> str | None:
+        """Return the digest of what it holds, as of `contents.content_of`. Blocking, slow the first time."""
+        with self._reading:
+            if self._content is None:
+                self._content = (content_of(self.here.store, self.snapshot_id),)
+            return self._content[0]
 
     @property
     def size_bytes(self) -> int:
@@ -201,10 +213,11 @@ class StartingStates:
         """Return the state that a task had when it was made, whatever its world would be by now.
 
         Raises:
-            NotFound: it is gone. StoreError, ConfigError: as of `get`.
+            NotFound: it is gone. FormatUnsupported: it does not fit this machine any more. StoreError, ConfigError: as
+            of `get`.
         """
         here = self._here
-        record = await here.work(lambda: here.store.snapshot(snapshot_id))
+        record = await here.work(lambda: _fitting(here, snapshot_id))
         grounds = [await ground_of(each.origin) for each in (task.tests_from, task.solution_from) if each is not None]
         # What a directory or a branch means may change, so the task's hash alone does not tell what is read.
         known_by = (task.task_hash, snapshot_id, *(each and each.snapshot_id for each in grounds))
@@ -234,6 +247,13 @@ async def _read(here: Place, record: SnapshotRecord, task: Task) -> StartingStat
     state = StartingState(here, record, task, tests, solution)
     state.originals = Originals(here.store, record.snapshot_id, paths)
     return state
+
+
+def _fitting(here: Place, snapshot_id: str) -> SnapshotRecord:
+    record = here.store.snapshot(snapshot_id)
+    check_base(record, allow_changed=False)
+    check_ids(record, here.driver.ids)
+    return record
 
 
 def _limits(task: Task) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from tests.unit.reward.played import PlayedSandbox, a_task
 
+from worldfork.core.errors import NotFound
 from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.task import Task
 from worldfork.reward.verifier import Case, Grade
@@ -88,6 +89,11 @@ class Starts:
     async def get(self, task: Task) -> Any:
         if isinstance(self.start, Exception):
             raise self.start
+        return self.start
+
+    async def at(self, snapshot_id: str, task: Task) -> Any:
+        if isinstance(self.start, Exception) or self.start.snapshot_id != snapshot_id:
+            raise NotFound(f"no {snapshot_id}")
         return self.start
 
 

@@ -49,7 +49,12 @@ def run(tmp_path: Path) -> RunDirectory:
     found = RunDirectory(tmp_path)
     edits = [Edits({"a.py": EditedFile(text)}).to_bytes() for text in (b"good", b"bad", b"late")]
     good, bad, late = found.put(edits)
-    names: dict[str, Any] = {"task_id": "played/one", "task_hash": a_task().task_hash, "policy_id": "p"}
+    names: dict[str, Any] = {
+        "task_id": "played/one",
+        "task_hash": a_task().task_hash,
+        "policy_id": "p",
+        "snapshot_id": "sn-played",
+    }
     overload = Failure(FailureKind.OVERLOAD, "verifier", "late")
     with found.open_journal() as journal:
         found.put_tasks([a_task()])
