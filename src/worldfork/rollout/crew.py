@@ -30,6 +30,7 @@ class Crew:
 
     def __init__(self, orders: Orders) -> None:
         self.ended: dict[Key, Episode] = {}
+        self._known: dict[Key, Episode] = {}
         self._orders = orders
         self._gradings = asyncio.Semaphore(orders.gradings)
         self._prefixes: dict[str, Prefix] = {}
@@ -48,6 +49,7 @@ class Crew:
             StoreError: it could not be written down whose their final states are now.
         """
         for episode in episodes:
+            self._known[episode.key] = episode
             self._prefix(episode.task_hash).add(episode.index, episode.reward)
         for episode in await self._states.know(list(episodes), self._book):
             self._take_note(Outcome(episode))
@@ -229,7 +231,8 @@ class Crew:
             whole: whether the caller hears of what ended; else only the journal and `on_episode` told of it.
         """
         await self._clearing.finish()
-        late = [each for each in self.ended.values() if self.cut(each) is not each]
+        # Those of an earlier call too: which of them it came to take back is a matter of when it was killed.
+        late = [each for each in (self._known | self.ended).values() if self.cut(each) is not each]
         for episode in late:
             self._states.take_back(episode)
             self._take_note(Outcome(self.cut(episode)))

@@ -115,8 +115,8 @@ async def run_rollouts(
         on_episode: called with each episode that ends now, in the order in which they end, once it is written.
         seeds: `derived` from the task and the index; `common` to the group; `independent`, by chance.
         seed: derives others.
-        stop: ends a group early. What lies behind the cut is STOPPED, in progress or done, here and in the journal;
-            what an earlier call finished stays there as it is.
+        stop: ends a group early. What lies behind the cut is STOPPED, in progress or done, here and in the journal, and
+            its kept state goes; so is what an earlier call of this run finished there.
         keep: whose final state is kept as a snapshot: the `best` one's of each group, or `all`; None for none. The
             caller deletes them. With `best` those of others go that an earlier call of this run kept.
         deadline_s: wall time for the whole; what has not ended by then is STOPPED.

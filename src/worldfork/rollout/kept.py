@@ -45,7 +45,13 @@ class FinalStates:
         Raises:
             StoreError: it could not be written down whose they are now.
         """
-        mine = [each for each in episodes if each.final_snapshot_id is not None] if self.keep == "best" else []
+        # A state that certainly stays is left alone: it is the caller's.
+        mine = [
+            each
+            for each in episodes
+            if each.final_snapshot_id is not None
+            and (self.keep == "best" or not self._prefix_of(each.task_hash).counts(each.index))
+        ]
         await take_over([str(each.final_snapshot_id) for each in mine], book)
         lost: list[Episode] = []
         for episode in mine:

@@ -356,11 +356,39 @@ def test_a_resumed_group_is_cut_where_the_first_would_have_been(tmp_path: Path) 
     assert start.begun == 0
 
 
-def test_a_finished_run_is_cut_where_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep", [None, "best", "all"])
+def test_what_a_killed_call_finished_behind_the_cut_counts_nowhere(
+    keep: str | None, tmp_path: Path, deleting: States
+) -> None:
     rewards = by_index(0.0, 1.0, 1.0, 1.0)
-    roll(n=4, verifier=rewards, run=tmp_path)
-    again = roll(n=4, verifier=rewards, run=tmp_path, stop=StopRule(successes=1))
+    # As where the process was killed before it brought its books into order.
+    roll(n=4, verifier=rewards, run=tmp_path, keep="all")
+    again = roll(n=4, verifier=rewards, run=tmp_path, keep=keep, stop=StopRule(successes=1))
     assert kinds(again) == [None, None, "enough", "enough"]
+    assert sorted(StoredRun(tmp_path).episodes, key=lambda each: each.index) == again
+    # They were taken over first: killed once more, they go with the next rollout of the home.
+    assert {"sn-sb-2", "sn-sb-3"} <= set(deleting.taken_over)
+    assert sorted(deleting.gone) == [*(["sn-sb-0"] if keep == "best" else []), "sn-sb-2", "sn-sb-3"]
+
+
+def test_a_cut_that_only_a_second_call_shows_takes_back_what_the_first_finished(
+    tmp_path: Path, deleting: States
+) -> None:
+    broken = True
+
+    async def first_breaks(sandbox: Any, turn: Any) -> None:
+        if turn.index == 0 and broken:
+            raise PolicyError("no model")
+
+    rolls: Callable[..., list[Episode]] = lambda **options: roll(  # noqa: E731
+        Acting(first_breaks), n=3, verifier=by_index(1.0, 0.0, 0.0), run=tmp_path, keep="all", **options
+    )
+    rolls()
+    broken = False
+    again = rolls(stop=StopRule(successes=1))
+    assert kinds(again) == [None, "enough", "enough"]
+    assert sorted(StoredRun(tmp_path).episodes, key=lambda each: each.index) == again
+    assert sorted(deleting.gone) == ["sn-sb-1", "sn-sb-2"]
 
 
 def test_a_run_is_not_gone_on_with_by_another_verifier(tmp_path: Path) -> None:
