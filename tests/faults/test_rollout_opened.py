@@ -24,6 +24,7 @@ from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.door import through
 from worldfork.lineage.place import place
 from worldfork.records.episode import FailureKind
+from worldfork.reward.score_verifier import ScoreVerifier
 from worldfork.reward.verifier import Case, Grade
 from worldfork.rollout.leftovers import sweep_ends
 from worldfork.rollout.opened import AsyncRollout, open_rollout
@@ -148,6 +149,32 @@ def test_no_other_verifier_grades_in_silence(starts: StartingStates) -> None:
     told = opened(starts)
     assert Rollout.attach(told.rollout_id, verifier=Other(), other_verifier=True).grade().verifier_id == "other"
     told.close()
+
+
+def half(case: Case) -> float:
+    """Grade as a trainer's own function does."""
+    return 0.5 if case.edits.files["answer.txt"].content == RIGHT.encode() else 0.0
+
+
+def test_a_function_grades_where_it_is_known(starts: StartingStates) -> None:
+    with pytest.raises(ConfigError, match="cannot both grade"):
+        opened(starts, score=half)
+    own, sent = (opened(starts, verifier=None, score=half, group_id="step-7") for _ in range(2))
+    for rollout in (own, sent):
+        rollout.sh(SOLVE)
+    episode = own.grade()
+    assert (episode.reward, episode.group_id) == (0.5, "step-7")
+    assert episode.verifier_id.endswith(".half")
+    # No function goes with an id: whoever attaches names it, and nothing is ended before that.
+    there = pickle.loads(pickle.dumps(sent))
+    with pytest.raises(ConfigError) as caught:
+        there.grade()
+    assert "verifier=` ScoreVerifier(SCORE)" in str(caught.value.remedy)
+    assert there.sh("cat answer.txt").stdout == RIGHT
+    graded = Rollout.attach(sent.rollout_id, verifier=ScoreVerifier(half)).grade()
+    assert (graded.reward, graded.group_id, graded.verifier_id) == (0.5, "step-7", episode.verifier_id)
+    for rollout in (own, sent):
+        rollout.close()
 
 
 def test_what_others_did_is_in_the_trajectory(starts: StartingStates, tmp_path: Path) -> None:

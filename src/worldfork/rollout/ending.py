@@ -59,7 +59,15 @@ class Ending:
         self._task = task
         self._sandbox = sandbox
         self._start = start
-        self._which = Which(task, facts.policy_id, facts.index, facts.seed, facts.attempt, rollout_id=facts.sandbox_id)
+        self._which = Which(
+            task,
+            facts.policy_id,
+            facts.index,
+            facts.seed,
+            facts.attempt,
+            group_id=facts.group_id,
+            rollout_id=facts.sandbox_id,
+        )
 
     async def grade(self, verifier: Verifier, recorder: Recorder, policy_end: str, *, keep: bool) -> Episode:
         """Return the episode, and write it down unless asking again could give another.

@@ -73,6 +73,7 @@ class Facts:
     """The directory of the run to which the episode is added."""
     start_snapshot_id: str | None = None
     """The starting state that the sandbox was forked from: what a task stands on may mean another one later."""
+    group_id: str = ""
 
     def expect(self, verifier_id: str) -> None:
         """Refuse another verifier than the one that is to grade.
@@ -81,9 +82,10 @@ class Facts:
             ConfigError: it is another one.
         """
         if verifier_id != self.verifier_id:
+            given = "ScoreVerifier(SCORE) of the function" if self.verifier_id.startswith("score:") else "the one"
             raise ConfigError(
                 f"{self.sandbox_id} was opened to be graded by {self.verifier_id}, not by {verifier_id}",
-                remedy="attach with `verifier=` the one that it was opened with, or say other_verifier=True",
+                remedy=f"attach with `verifier=` {given} that it was opened with, or say other_verifier=True",
                 field="verifier",
             )
 

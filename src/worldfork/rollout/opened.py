@@ -31,6 +31,7 @@ from worldfork.records.episode import Episode
 from worldfork.records.task import Task
 from worldfork.records.trajectory import Trajectory
 from worldfork.reward.places import TASK_DIRECTORY
+from worldfork.reward.score_verifier import ScoreFunction
 from worldfork.reward.verifier import Verifier
 from worldfork.rollout.bounds import to_its_end
 from worldfork.rollout.ending import Ending, note_death
@@ -58,8 +59,10 @@ async def open_rollout(
     seed: int | None = None,
     attempt: int = 1,
     policy_id: str = "open",
+    group_id: str = "",
     world: SnapshotInfo | None = None,
     verifier: Verifier | None = None,
+    score: ScoreFunction | None = None,
     detached: bool = False,
     run: RunDirectory | str | Path | None = None,
     starts: StartingStates | None = None,
@@ -74,8 +77,11 @@ async def open_rollout(
         seed: WORLDFORK_SEED inside; by default it follows from task and index alone.
         attempt: from 1; part of what an outside verifier goes by.
         policy_id: names what acts.
+        group_id: of its episode, for whoever compares it with others.
         world: as of `run_rollouts`.
         verifier: by default the task's own.
+        score: a function that grades, in the place of a verifier. It goes with this handle: one that is attached grades
+            with `verifier=ScoreVerifier(score)`.
         detached: whether it outlives this process, until its lease ends.
         run: the directory of a run to which the episode is added once it is final, with what the policy left and did.
         starts: where starting states come from, for whoever opens many.
@@ -86,9 +92,10 @@ async def open_rollout(
         could not be made, or not forked in time.
     """
     _check(ttl_s, index, attempt)
+    judge_of = judges(verifier=verifier, score=score)
     run = await _expecting(run, task)
     states = starts or await StartingStates.open(world)
-    judge = verifier or judges()(task)
+    judge = judge_of(task)
     start = await states.get(task)
     sandbox = await _fork(start, task.limits.start_wall_s, index, seed=seed, ttl_s=ttl_s, detached=detached)
     now_s = SystemClock().now_s()
@@ -97,6 +104,7 @@ async def open_rollout(
         task_hash=task.task_hash,
         verifier_id=judge.verifier_id,
         policy_id=policy_id,
+        group_id=group_id,
         index=index,
         seed=sandbox.seed,
         attempt=attempt,
@@ -155,7 +163,8 @@ class AsyncRollout:
 
         Args:
             rollout_id: its id.
-            verifier: what grades it if this handle is asked to, where it was opened with one of its own.
+            verifier: what grades it if this handle is asked to, where it was opened with one of its own; for a score
+                function `ScoreVerifier(score)`.
             other_verifier: whether that may be another one than it was opened with; without one, the task's own.
 
         Raises:
