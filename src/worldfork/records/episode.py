@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
@@ -198,3 +198,8 @@ class Episode:
             return cls(**values)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"not an episode: {error}", field="") from error
+
+
+def ranked(episodes: Iterable[Episode]) -> list[Episode]:
+    """Return episodes best first: by reward, of equal ones the first by index; those without one come last."""
+    return sorted(episodes, key=lambda each: (each.reward is None, -(each.reward or 0.0), each.index))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from worldfork.core.errors import ConfigError
-from worldfork.records.episode import Episode
+from worldfork.records.episode import Episode, ranked
 from worldfork.records.task import Task
 from worldfork.records.trajectory import HARNESS, Step
 from worldfork.rollout.journal import Key
@@ -90,9 +90,8 @@ def preference_pairs(
     Raises:
         ConfigError: the run does not hold the group's task.
     """
-    scored = distinct([each for each in group.episodes if each.reward is not None])
-    ranked = sorted(scored, key=lambda each: (-(each.reward or 0.0), each.index))
-    for better, worse in list(zip(ranked, reversed(ranked), strict=True))[: min(most, len(ranked) // 2)]:
+    order = ranked(distinct([each for each in group.episodes if each.reward is not None]))
+    for better, worse in list(zip(order, reversed(order), strict=True))[: min(most, len(order) // 2)]:
         gap = (better.reward or 0.0) - (worse.reward or 0.0)
         if gap <= 0 or gap < margin:
             return

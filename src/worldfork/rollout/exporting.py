@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TextIO
 
 from worldfork.core.errors import ConfigError
-from worldfork.records.episode import Episode, Timings
+from worldfork.core.whole_file import whole_file
+from worldfork.records.episode import Episode, Timings, ranked
 from worldfork.records.trajectory import Step
 from worldfork.reward.advantages import group_advantages
 from worldfork.rollout.conversing import TOOLS, conversation, distinct, preference_pairs
@@ -90,21 +88,11 @@ def write_rows(rows: Iterable[Row], path: str | Path, format: str = "jsonl") -> 
     if format not in FORMATS:
         raise ConfigError(f"there is no format {format!r}", remedy=f"use {' or '.join(FORMATS)}", format=format)
     write: Callable[[Iterable[Row], Path], int] = _write_parquet if format == "parquet" else _write_jsonl
-    temporary = ""
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        os.close(handle)
-        count = write(rows, Path(temporary))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-        temporary = ""
+        with whole_file(target) as part:
+            return write(rows, part)
     except OSError as error:
         raise ConfigError(f"{target}: {error.strerror or error}", path=str(target)) from error
-    finally:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-    return count
 
 
 def print_rows(rows: Iterable[Row], stream: TextIO) -> int:
@@ -127,8 +115,8 @@ def _selected(run: StoredRun, select: str, dedupe: bool) -> Iterator[tuple[Store
             chosen = [each for each in chosen if each.reward == 1.0]
         if dedupe:
             chosen = distinct(chosen)
-        if select == "best" and chosen:
-            chosen = [max(chosen, key=lambda each: (each.reward or 0.0, -each.index))]
+        if select == "best":
+            chosen = ranked(chosen)[:1]
         yield group, chosen
 
 

@@ -17,7 +17,7 @@ from worldfork.core.ids import content_id
 from worldfork.core.threads import in_thread
 from worldfork.lineage.place import place
 from worldfork.lineage.snapshots import SnapshotInfo
-from worldfork.records.episode import Episode
+from worldfork.records.episode import Episode, ranked
 from worldfork.records.task import Task
 from worldfork.reward.advantages import group_advantages
 from worldfork.reward.score_verifier import ScoreFunction
@@ -70,8 +70,7 @@ class Group:
     @property
     def best(self) -> Episode | None:
         """The first of those with the highest reward; None where none has one."""
-        scored = [each for each in self.episodes if each.reward is not None]
-        return max(scored, key=lambda each: (each.reward or 0.0, -each.index), default=None)
+        return next((each for each in ranked(self.episodes) if each.reward is not None), None)
 
 
 async def run_group(task: Task, policy: object, n: int, **options: Any) -> Group:

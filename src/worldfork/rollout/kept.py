@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from worldfork.core.errors import WorldforkError
-from worldfork.records.episode import Episode
+from worldfork.records.episode import Episode, ranked
 from worldfork.rollout.leftovers import let_go, settle, take_over, wait_lasting
 from worldfork.rollout.outcome import Outcome
 from worldfork.rollout.stopping import Prefix
@@ -111,7 +111,7 @@ class FinalStates:
             if not (prefix.counts(index) or (all_count and not prefix.leaves_out(index))):
                 continue
             episode, former = waiting.pop(index), self._best.get(task_hash)
-            best = self._best[task_hash] = episode if former is None else _better(former, episode)
+            best = self._best[task_hash] = episode if former is None else ranked([former, episode])[0]
             if former is not None:
                 yield former if best is episode else episode
         if not waiting:
@@ -127,8 +127,3 @@ class FinalStates:
 
 def _without(episode: Episode) -> Episode:
     return replace(episode, final_snapshot_id=None)
-
-
-def _better(one: Episode, other: Episode) -> Episode:
-    """Return the better of two; of equal ones the first by index, whichever ended first."""
-    return max(one, other, key=lambda each: (each.reward if each.reward is not None else -1.0, -each.index))

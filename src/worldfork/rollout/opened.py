@@ -114,13 +114,8 @@ async def open_rollout(
         start_snapshot_id=start.snapshot_id,
         run=run,
     )
-    here = place()
-    root = here.home.scratch / "rollouts"
     try:
-        ledger = Ledger(root, sandbox.sandbox_id)
-        await here.work(lambda: ledger.begin(facts, task))
-        await here.work(lambda: forget_old(root, now_s))
-        await sweep_once(here)
+        ledger = await _begun(facts, task)
     except BaseException:
         await to_its_end(sandbox.terminate())
         raise
@@ -373,6 +368,17 @@ async def _expecting(run: RunDirectory | str | Path | None, task: Task) -> str |
     directory = run if isinstance(run, RunDirectory) else RunDirectory(run)
     await in_thread(directory.expect, task)
     return str(directory.path.absolute())
+
+
+async def _begun(facts: Facts, task: Task) -> Ledger:
+    """Write down a new rollout, and let go of what others left long ago."""
+    here = place()
+    root = here.home.scratch / "rollouts"
+    ledger = Ledger(root, facts.sandbox_id)
+    await here.work(lambda: ledger.begin(facts, task))
+    await here.work(lambda: forget_old(root, facts.opened_s))
+    await sweep_once(here)
+    return ledger
 
 
 async def _fork(start: StartingState, limit_s: float, index: int, **options: Any) -> AsyncSandbox:

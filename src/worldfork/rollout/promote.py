@@ -17,7 +17,7 @@ from worldfork.core.beneath import open_beneath
 from worldfork.core.errors import ConfigError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.snapshots import SnapshotInfo
-from worldfork.records.episode import Episode
+from worldfork.records.episode import Episode, ranked
 from worldfork.store.failures import typed
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -48,7 +48,7 @@ def best_episode(episodes: Iterable[Episode]) -> Episode:
         raise ConfigError(
             f"there are episodes of {len(tasks)} tasks, such as {tasks[0]!r}", remedy="choose one task", field="task"
         )
-    return min(valid, key=lambda each: (-(each.reward or 0.0), each.index))
+    return ranked(valid)[0]
 
 
 def final_state(winner: Episode) -> str:

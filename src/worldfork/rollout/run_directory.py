@@ -11,15 +11,14 @@ What an episode names is on disk before the episode is.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from worldfork.core.errors import ConfigError
+from worldfork.core.whole_file import whole_file
 from worldfork.records.episode import Episode
 from worldfork.records.task import Task
 from worldfork.records.trajectory import Trajectory
@@ -120,16 +119,8 @@ def _make_directory(path: Path) -> None:
 
 
 def _write_whole(target: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all."""
-    handle, name = tempfile.mkstemp(prefix=".part-", dir=target.parent)
-    try:
-        with open(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fdatasync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
+    """Write a file that is there whole or not at all, and on the disk when this returns."""
+    with whole_file(target) as part, part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fdatasync(file.fileno())

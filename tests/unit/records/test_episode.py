@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from worldfork.core.errors import ConfigError, FormatUnsupported
-from worldfork.records.episode import Episode, Failure, FailureKind, Timings
+from worldfork.records.episode import Episode, Failure, FailureKind, Timings, ranked
 
 
 def scored(**changes: Any) -> Episode:
@@ -84,3 +84,13 @@ def test_what_is_no_episode(changes: dict[str, Any]) -> None:
     del data["task_id"]
     with pytest.raises(ConfigError):
         Episode.from_json(data)
+
+
+def test_the_best_is_the_first_of_equal_ones_and_no_reward_is_less_than_none() -> None:
+    failure = Failure(FailureKind.FORK, "launch_failed", "no room")
+    rewards = {4: 0.5, 0: None, 3: 0.0, 2: 1.0, 1: 1.0}
+    episodes = [
+        scored(index=index, reward=reward, failure=failure if reward is None else None)
+        for index, reward in rewards.items()
+    ]
+    assert [each.index for each in ranked(episodes)] == [1, 2, 4, 3, 0]

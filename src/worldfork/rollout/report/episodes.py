@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from worldfork.core.errors import Corrupt
-from worldfork.records.episode import Episode
+from worldfork.records.episode import Episode, ranked
 from worldfork.records.trajectory import Step, Trajectory
 from worldfork.rollout.journal import Key
 from worldfork.rollout.recording import bounded
@@ -62,8 +62,8 @@ def _details(run: StoredRun, figures: RunFigures) -> dict[Key, str]:
 
 def _by_worth(episodes: Sequence[Episode]) -> list[Episode]:
     """Return the best, the worst, and then the rest by index."""
-    ranked = sorted(episodes, key=lambda each: (-(each.reward if each.reward is not None else -1.0), each.index))
-    ends = ranked[:1] + ranked[1:][-1:]
+    order = ranked(episodes)
+    ends = order[:1] + order[1:][-1:]
     keys = {each.key for each in ends}
     return ends + [each for each in episodes if each.key not in keys]
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from worldfork.core.errors import ConfigError
+from worldfork.core.whole_file import whole_file
 from worldfork.rollout.report import charts
 from worldfork.rollout.report.episodes import episode_anchor, episode_sections
 from worldfork.rollout.report.figures import STAGES, GroupFigures, Interval, RunFigures, figures_of
@@ -40,21 +38,13 @@ def write_report(run: StoredRun, path: str | Path) -> RunFigures:
         ConfigError: the file cannot be written.
     """
     figures = figures_of(run)
-    target, temporary = Path(path), ""
+    target = Path(path)
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with open(handle, "w", encoding="utf-8") as file:
+        with whole_file(target) as beside, beside.open("w", encoding="utf-8") as file:
             for part in page(run, figures):
                 file.write(part)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-        temporary = ""
     except OSError as error:
         raise ConfigError(f"{target}: {error.strerror or error}", path=str(target)) from error
-    finally:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
     return figures
 
 
