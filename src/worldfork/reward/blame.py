@@ -138,17 +138,18 @@ class Looks:
                 group = await _read(sandbox, pid, "autogroup")
             self.stood_back |= is_confined(await _read(sandbox, pid, "status"), group)
 
-    def missed_s(self, over_s: float, since_s: float = -math.inf) -> float:
+    def missed_s(self, over_s: float, since_s: float = -math.inf, needed_cpu_s: float = 0.0) -> float:
         """Return how long something in the sandbox had no CPU that others had: the most in any time of some length.
 
         Args:
             over_s: that length, in seconds.
             since_s: what was before, on the clock, does not count; nor can it be left out where no cgroup counts.
+            needed_cpu_s: CPU seconds that the reference needs of it; 0 where nobody knows.
         """
         if self.gone:
             return 0.0
         if self.counted:
-            return self._counts.missed_s(over_s, since_s)
+            return self._counts.missed_s(over_s, since_s, ROOM * needed_cpu_s)
         return 0.0 if self.took_it_all(over_s) else self._waited_s
 
     def took_it_all(self, wall_s: float) -> bool:
@@ -167,6 +168,7 @@ async def run_watched(
     looks: Looks | None = None,
     part_wall_s: float | None = None,
     measured: bool = False,
+    needed_cpu_s: float = 0.0,
     **options: Any,
 ) -> tuple[CommandResult, float]:
     """Run a program with a wall limit; at the limit, ask how long there was no CPU for it.
@@ -178,12 +180,13 @@ async def run_watched(
         looks: gets what is seen meanwhile.
         part_wall_s: a shorter time, of which it will be asked whether there was a CPU in it.
         measured: ask of a program that did not meet the limit, too, where a cgroup counts.
+        needed_cpu_s: CPU seconds that the reference needs in its place; 0 where nobody knows.
 
     Returns:
         (the result, for how many seconds others had the CPU; 0 where the limit was not met, unless `measured`).
     """
     looks = looks or Looks()
-    watch = asyncio.create_task(_watch(sandbox, wall_s, looks, part_wall_s))
+    watch = asyncio.create_task(_watch(sandbox, wall_s, looks, part_wall_s, needed_cpu_s))
     try:
         result = await sandbox.run(program, args, timeout=wall_s + GRACE_S, **options)
         if not watch.done() and measured and looks.counted:
@@ -218,10 +221,12 @@ def is_most(missed_s: float, wall_s: float, needed_s: float = 0.0) -> bool:
     return missed_s > 0 and missed_s >= wall_s - enough_s
 
 
-async def _watch(sandbox: AsyncSandbox, wall_s: float, looks: Looks, part_wall_s: float | None) -> float:
+async def _watch(
+    sandbox: AsyncSandbox, wall_s: float, looks: Looks, part_wall_s: float | None, needed_cpu_s: float
+) -> float:
     await look_until((sandbox,), wall_s, looks, part_wall_s=part_wall_s)
     # In a thread: how many looks and threads there were is up to the code under test.
-    return await in_thread(looks.missed_s, wall_s)
+    return await in_thread(looks.missed_s, wall_s, -math.inf, needed_cpu_s)
 
 
 async def look_until(

@@ -66,6 +66,7 @@ async def find_calibration(task: Task, start: Start, run: Run) -> Calibration:
         unloaded=tuple(sorted(unloaded)),
         wall_s=min(each.wall_s - each.missed_s for each in (solved, again)),
         rebuild_s=min(solved.rebuild_s, again.rebuild_s),
+        rebuild_cpu_s=min(solved.rebuild_cpu_s, again.rebuild_cpu_s),
     )
 
 

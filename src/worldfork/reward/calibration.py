@@ -39,11 +39,13 @@ class Calibration:
     """Wall time of the reference's tests less what others took of it; 0 where nobody knows, as of the next."""
     rebuild_s: float = 0.0
     """The same of its rebuild step."""
+    rebuild_cpu_s: float = 0.0
+    """CPU seconds of that."""
 
     @property
     def need(self) -> Need:
         """What the reference needs of the limits."""
-        return Need(self.cpu_s, self.wall_s, self.rebuild_s)
+        return Need(self.cpu_s, self.wall_s, self.rebuild_s, self.rebuild_cpu_s)
 
     def without(self, ids: Iterable[str]) -> Calibration:
         """Return it with some ids left out as flaky, and unchanged where none would be left that count."""

@@ -88,6 +88,7 @@ async def run_command_tests(
         program,
         args,
         measured=need is None,
+        needed_cpu_s=need.cpu_s if need else 0.0,
         env=TEST_ENV,
         working_dir=TASK_DIRECTORY,
         max_output_bytes=max_bytes,

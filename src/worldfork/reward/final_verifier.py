@@ -207,7 +207,7 @@ class FinalVerifier:
                 "has services that are not up in time with its reference",
                 "the task needs services that its solution brings up, and ready_wall_s must be enough",
             )
-        return replace(trial, rebuild_s=built.rebuild_s)
+        return replace(trial, rebuild_s=built.rebuild_s, rebuild_cpu_s=built.rebuild_cpu_s)
 
     async def _run(self, sandbox: AsyncSandbox, task: Task, start: Start, need: Need | None = None) -> Trial:
         if not await self._bring_up(sandbox, task):

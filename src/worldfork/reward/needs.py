@@ -19,6 +19,8 @@ class Need:
     """Of the tests."""
     rebuild_s: float = 0.0
     """Wall time of the rebuild step."""
+    rebuild_cpu_s: float = 0.0
+    """Of all its processes."""
 
     def cpu_limit_s(self, limit_s: float) -> float:
         """Return how many CPU seconds a process of a grading may use.

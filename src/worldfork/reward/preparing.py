@@ -71,6 +71,7 @@ class Prepared:
     notes: tuple[str, ...]
     rebuild_s: float = 0.0
     """Wall time of the rebuild step less what others took of it, as far as that was asked."""
+    rebuild_cpu_s: float = 0.0
 
 
 async def judged_or_none(
@@ -153,8 +154,8 @@ async def build(
     admitted, notes = admit(task, edits, start.tests)
     broken = await _doing(edits, sandbox, lay_edits(sandbox, admitted))
     if broken is None and task.rebuild and not admitted.empty:
-        took_s: list[float] = []
-        broken = await _doing(edits, sandbox, _rebuild(sandbox, task, need, took_s))
+        took: list[tuple[float, float]] = []
+        broken = await _doing(edits, sandbox, _rebuild(sandbox, task, need, took))
         if broken is None:
             async with contextlib.AsyncExitStack() as stack:
                 left: list[str] = []
@@ -162,7 +163,7 @@ async def build(
                 if broken is None:
                     # In it nothing runs that a policy started.
                     sandbox = await _start_again(sandbox, start, stack, left[0])
-                yield Prepared(sandbox, broken, notes, sum(took_s))
+                yield Prepared(sandbox, broken, notes, *took[0])
             return
     yield Prepared(sandbox, broken, notes)
 
@@ -197,7 +198,9 @@ async def _start_again(
         ) from error
 
 
-async def _rebuild(sandbox: AsyncSandbox, task: Task, need: Need | None, took_s: list[float]) -> Broken | None:
+async def _rebuild(
+    sandbox: AsyncSandbox, task: Task, need: Need | None, took: list[tuple[float, float]]
+) -> Broken | None:
     program, *args = task.rebuild
     result, missed_s = await run_watched(
         sandbox,
@@ -205,6 +208,7 @@ async def _rebuild(sandbox: AsyncSandbox, task: Task, need: Need | None, took_s:
         program,
         args,
         measured=need is None,
+        needed_cpu_s=need.rebuild_cpu_s if need else 0.0,
         working_dir=TASK_DIRECTORY,
         max_output_bytes=_MAX_OUTPUT_BYTES,
         rlimits=((resource.RLIMIT_CORE, 0, 0),),
@@ -218,7 +222,7 @@ async def _rebuild(sandbox: AsyncSandbox, task: Task, need: Need | None, took_s:
     # A step may end well, or as if by itself, though the host ended a child of it for its memory.
     await check_host(sandbox)
     if result.ok:
-        took_s.append(result.wall_s - missed_s)
+        took.append((result.wall_s - missed_s, result.cpu_s))
         return None
     if is_starved(result, missed_s, need.rebuild_s if need else 0.0):
         raise overload(task)

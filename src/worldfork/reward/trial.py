@@ -63,6 +63,7 @@ class Trial:
     """The wall time that the reference's tests need; 0 where nobody knows."""
     rebuild_s: float = 0.0
     """Wall time of the rebuild step, where it was measured, less what others took of it."""
+    rebuild_cpu_s: float = 0.0
     test_wall_s: float | None = None
     """The shortest wall time that a limit leaves to a test."""
     last_words: str = ""
@@ -125,8 +126,13 @@ async def run_tests(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edit
     try:
         async with prepare(sandbox, task, start, edits, need) as prepared:
             trial = await _in_prepared(prepared, task, configuration, limits, own_s, need)
-            needed_s = need.wall_s if need else 0.0
-            return replace(trial, notes=prepared.notes, needed_s=needed_s, rebuild_s=prepared.rebuild_s)
+            return replace(
+                trial,
+                notes=prepared.notes,
+                needed_s=need.wall_s if need else 0.0,
+                rebuild_s=prepared.rebuild_s,
+                rebuild_cpu_s=prepared.rebuild_cpu_s,
+            )
     except (SandboxDied, OutOfSpace) as error:
         if not edits.empty:
             # Not of this fork: what befell it is told by how it was prepared.
@@ -246,6 +252,7 @@ async def _python(
             looks,
             test_wall_s,
             need is None,
+            need.cpu_s if need else 0.0,
             # Python reads its path before the reporter runs; it opens the path once pytest is loaded.
             env={**TEST_ENV, "PYTHONPATH": ""},
             # No directory of the task: it would be on the import path from the first moment.

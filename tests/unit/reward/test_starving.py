@@ -28,13 +28,13 @@ def use(used_s: float, *threads: ThreadUse, throttled_s: float = 0.0, first: int
     return CpuUse(used_s, throttled_s, {first + number: each for number, each in enumerate(threads)}, **changes)
 
 
-def missed_share(at: At, looks: int = LOOKS, wall_s: float = WALL_S, seed: int = 0) -> float:
+def missed_share(at: At, looks: int = LOOKS, wall_s: float = WALL_S, seed: int = 0, needed_cpu_s: float = 0.0) -> float:
     draw, counts = random.Random(seed), Counts()
     counts.take(0.0, [at(0.0, draw)])
     for at_s in sorted(draw.uniform(0, wall_s) for _ in range(looks)):
         counts.take(at_s, [at(at_s, draw)])
     counts.take(wall_s, [at(wall_s, draw)])
-    return counts.missed_s(wall_s) / wall_s
+    return counts.missed_s(wall_s, needed_cpu_s=needed_cpu_s) / wall_s
 
 
 def spinning(many: int, cpus: float, wants: float = 1.0, of: int = 1) -> At:
@@ -118,35 +118,51 @@ def kept_busy_by_pid_1(now_s: float, draw: random.Random) -> CpuUse:
     return use(0.7 * now_s, thread(0.1 * now_s, 0.9 * now_s), cpus=1, init_s=0.6 * now_s)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        asleep,
-        spinning(1, 1.0),
-        spinning(40, 1.0),
-        spinning(40, 2.0),
-        spinning(1, 0.67),
-        spinning(1, 0.03, wants=0.4),
-        passing(1.0),
-        behind,
-        idling,
-        toggling,
-        stopped_by_its_limit,
-        working_apart,
-        on_two_cpus(behind),
-        on_two_cpus(idling),
-        on_two_cpus(toggling),
-        on_two_cpus(stopped_by_its_limit),
-        spinning(3, 1.0, of=2),
-        spinning(40, 0.7, of=2),
-        spinning(2, 1.2, of=2),
-        crowded_unseen,
-        kept_busy_by_pid_1,
-    ],
-)
+MANY_THREADS = spinning(40, 0.7, of=2)
+OTHERS = [
+    asleep,
+    spinning(1, 1.0),
+    spinning(40, 1.0),
+    spinning(40, 2.0),
+    spinning(1, 0.67),
+    spinning(1, 0.03, wants=0.4),
+    passing(1.0),
+    behind,
+    idling,
+    toggling,
+    stopped_by_its_limit,
+    working_apart,
+    on_two_cpus(behind),
+    on_two_cpus(idling),
+    on_two_cpus(toggling),
+    on_two_cpus(stopped_by_its_limit),
+    spinning(3, 1.0, of=2),
+    MANY_THREADS,
+    spinning(2, 1.2, of=2),
+    crowded_unseen,
+    kept_busy_by_pid_1,
+]
+
+
+@pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("seed", range(5))
 def test_what_sleeps_or_takes_the_cpu_from_itself_is_not(other: At, seed: int) -> None:
     assert missed_share(other, seed=seed) < 0.5
+    # Nor where its work is known to need any time; but others have most of what forty threads want on two CPUs here.
+    assert other is MANY_THREADS or missed_share(other, seed=seed, needed_cpu_s=1e9) < 0.5
+
+
+@pytest.mark.parametrize("many", [9, 40])
+@pytest.mark.parametrize(("cpus", "of"), [(0.5, 2), (0.7, 2), (2.0, 8), (3.0, 8)])
+@pytest.mark.parametrize("seed", range(3))
+def test_more_workers_than_cpus_are_starved_where_their_work_needs_more_than_they_got(
+    many: int, cpus: float, of: int, seed: int
+) -> None:
+    workers = spinning(many, cpus, of=of)
+    # Less what chance allows.
+    assert missed_share(workers, seed=seed, needed_cpu_s=cpus * WALL_S + 1) >= 0.95 - cpus / of
+    # What makes threads for nothing uses more than that; of it no more is known than of any other.
+    assert missed_share(workers, seed=seed, needed_cpu_s=cpus * WALL_S - 1) == missed_share(workers, seed=seed)
 
 
 @pytest.mark.parametrize("seed", range(200))

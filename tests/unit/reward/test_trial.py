@@ -497,6 +497,7 @@ def test_what_is_not_known_is_measured() -> None:
     trial = run(sandbox, a_task(rebuild=REBUILT), edits(a_py=b"mine"))
     # The second run is asked from its own beginning, by when the thread has waited already.
     assert (trial.rebuild_s, trial.missed_s) == (pytest.approx(20.0), 0.0)
+    assert trial.rebuild_cpu_s == 0.9
 
 
 @pytest.mark.parametrize(("used_s", "limit"), [(0.0, 8), (3.0, 8), (6.0, 12), (7.5, 15), (80.0, 15)])

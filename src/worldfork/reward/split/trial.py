@@ -143,7 +143,7 @@ class _Run:
                 self._wall_s,
                 self._clock,
                 self._test_wall_s(),
-                self._need.wall_s if self._need else 0.0,
+                self._need or Need(),
             )
         )
         began_s = self._clock.monotonic_s()
@@ -246,7 +246,7 @@ async def _look_late(
     wall_s: float,
     clock: Clock,
     part_wall_s: float | None,
-    needed_s: float,
+    need: Need,
 ) -> bool:
     """Sleep until the wall limit; return whether for the most part of it somebody who had the turn had no CPU.
 
@@ -255,7 +255,8 @@ async def _look_late(
     await candidate.watch(tests, wall_s, clock, part_wall_s)
     looks = candidate.looks
     if looks.counted:
-        return is_most(await in_thread(looks.missed_s, wall_s), wall_s, needed_s)
+        missed_s = await in_thread(looks.missed_s, wall_s, -math.inf, need.cpu_s)
+        return is_most(missed_s, wall_s, need.wall_s)
     if looks.took_it_all(wall_s):
         # What took the CPU from it may be gone by now.
         return False
