@@ -317,7 +317,7 @@ def test_another_verifier_may_be_the_tasks_own(starts: StartingStates, monkeypat
     class Own(Forked):
         verifier_id = "own"
 
-    monkeypatch.setattr(module, "judges", lambda: lambda _: Own())
+    monkeypatch.setattr(module, "judges", lambda verifier=None, **_: lambda _: verifier or Own())
     rollout = opened(starts)
     found = Rollout.attach(rollout.rollout_id, other_verifier=True)
     assert found.grade().verifier_id == "own"
