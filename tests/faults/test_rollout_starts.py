@@ -79,6 +79,25 @@ def test_what_was_built_again_is_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     in_one_loop(act)
 
 
+def test_no_rollout_waits_for_a_large_layer_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a start holds is told once upkeep has sealed it."""
+
+    async def act() -> None:
+        monkeypatch.setattr(contents, "_QUICK_ENTRIES", 0)
+        monkeypatch.setattr(contents, "_LAYERS", Recent(1 << 20))
+        world = await a_world("three", "tests-standing-large")
+        (first,) = await rolled(tmp_path, 1, world)
+        assert first.start_content is None
+        store = place().store
+        assert contents.content_of(store, str(first.snapshot_id)) is not None
+        monkeypatch.setattr(contents, "_LAYERS", Recent(1 << 20))
+        seal_all(store)
+        second = (await rolled(tmp_path, 2, world))[1]
+        assert second.start_content == contents.content_of(store, str(first.snapshot_id))
+
+    in_one_loop(act)
+
+
 def test_another_start_is_not_mixed_in(tmp_path: Path) -> None:
     async def act() -> None:
         world = await a_world()

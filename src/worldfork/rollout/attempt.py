@@ -262,7 +262,7 @@ class Attempt:
         trajectory = self.recorder.trajectory()
         # What a policy left may take seconds to put together, and the starting state lies on the disk.
         self._pieces = await in_thread(lambda: pieces_of(self.edits, self.setting.start, trajectory))
-        self._start_content = await in_thread(told_of, self.setting.start)
+        self._start_content = await in_thread(lambda: told_of(self.setting.start, quick=True))
 
     def stop(self, code: str, message: str) -> None:
         """Take the attempt as given up because the run is over."""

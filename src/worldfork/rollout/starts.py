@@ -57,7 +57,7 @@ class StartingState:
         """The reference, as the edits of a policy that knows it; empty where the task has none."""
         self.originals: Mapping[str, bytes] = {}
         """The editable files as they are in the starting state."""
-        self._content: tuple[str | None] | None = None
+        self._content: str | None = None
         self._reading = threading.Lock()
 
     @property
@@ -65,12 +65,12 @@ class StartingState:
         """The snapshot."""
         return self._record.snapshot_id
 
-    def content(self) -> str | None:
-        """Return the digest of what it holds, as of `contents.content_of`. Blocking, slow the first time."""
+    def content(self, *, quick: bool = False) -> str | None:
+        """Return the digest of what it holds, as of `contents.content_of`. Blocking."""
         with self._reading:
             if self._content is None:
-                self._content = (content_of(self.here.store, self.snapshot_id),)
-            return self._content[0]
+                self._content = content_of(self.here.store, self.snapshot_id, quick=quick)
+            return self._content
 
     @property
     def size_bytes(self) -> int:

@@ -31,7 +31,7 @@ class Held(Start):
         self.snapshot_id = snapshot_id  # type: ignore[misc]
         self.holds = holds
 
-    def content(self) -> str | None:
+    def content(self, *, quick: bool = False) -> str | None:
         return self.holds
 
 
