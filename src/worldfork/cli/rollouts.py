@@ -28,6 +28,7 @@ from worldfork.rollout.group import check_rollouts, run_rollouts
 from worldfork.rollout.journal import Journal
 from worldfork.rollout.judges import judges
 from worldfork.rollout.policies import policy_named
+from worldfork.rollout.report.figures import was_stopped
 from worldfork.rollout.run_directory import RunDirectory
 from worldfork.rollout.stopping import ENOUGH, StopRule
 from worldfork.rollout.stored import JOURNAL
@@ -98,11 +99,16 @@ def rollout(
             )
         )
     _print_all(episodes, time.perf_counter() - began_s, as_json)
-    return PARTIAL if any(_failed(episode) for episode in episodes) else OK
+    return PARTIAL if any(_is_missing(episode) for episode in episodes) else OK
 
 
 def _failed(episode: Episode) -> bool:
-    """Tell whether a rollout has no reward although one was wanted: what a stop rule left out is no fault."""
+    """Tell whether a rollout failed: what a stop rule or the deadline cut off did not."""
+    return episode.failure is not None and not was_stopped(episode)
+
+
+def _is_missing(episode: Episode) -> bool:
+    """Tell whether a reward is missing that was asked for: a stop rule asks for no more, a deadline does."""
     return episode.failure is not None and episode.failure.code != ENOUGH
 
 
@@ -163,14 +169,18 @@ def _print_groups(episodes: Sequence[Episode], took_s: float) -> None:
                 f"{statistics.fmean(rewards):.3f}" if rewards else None,
                 f"{min(rewards):.2f} to {max(rewards):.2f}" if rewards else None,
                 f"{max(len(episode.passed) for episode in group)}/{max(len(episode.expected) for episode in group)}",
-                len(group) - len(rewards),
+                sum(map(_failed, group)),
+                sum(map(was_stopped, group)),
             )
         )
-    print_table(("task", "rollouts", "mean reward", "rewards", "best passed", "failed"), rows)
+    print_table(("task", "rollouts", "mean reward", "rewards", "best passed", "failed", "stopped"), rows)
     scored = [episode.reward for episode in episodes if episode.reward is not None]
     mean = f"mean reward {statistics.fmean(scored):.4f}, {scored.count(1.0)} with 1.0" if scored else "no reward"
-    print_line(f"\n{len(episodes)} rollouts in {took_s:.1f} s: {mean}, {len(episodes) - len(scored)} failed")
+    failed_n, stopped_n = sum(map(_failed, episodes)), sum(map(was_stopped, episodes))
+    stopped = f", {stopped_n} stopped" if stopped_n else ""
+    print_line(f"\n{len(episodes)} rollouts in {took_s:.1f} s: {mean}, {failed_n} failed{stopped}")
     for episode in episodes:
-        if episode.failure is not None and _failed(episode):
+        if episode.failure is not None and _is_missing(episode):
             kind, message = episode.failure.kind.value, episode.failure.message
-            note(f"worldfork: {episode.task_id} rollout {episode.index} failed ({kind}): {message}")
+            how = f"failed ({kind})" if _failed(episode) else f"was {kind} ({episode.failure.code})"
+            note(f"worldfork: {episode.task_id} rollout {episode.index} {how}: {message}")

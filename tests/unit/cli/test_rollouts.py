@@ -15,6 +15,7 @@ from worldfork.records.task import Task
 from worldfork.rollout.demo_task import demo_task
 from worldfork.rollout.journal import Journal
 from worldfork.rollout.policies import Policy
+from worldfork.rollout.stopping import ENOUGH
 
 
 class PlayedRuns:
@@ -25,6 +26,7 @@ class PlayedRuns:
         self.asked: dict[str, Any] = {}
         self.options: dict[str, Any] = {}
         self.error: OSError | None = None
+        self.failure = Failure(FailureKind.FORK, "launch_failed", "no room")
 
     async def run(
         self,
@@ -50,7 +52,7 @@ class PlayedRuns:
                 policy_id=policy.policy_id,
                 index=index,
                 reward=reward,
-                failure=Failure(FailureKind.FORK, "launch_failed", "no room") if reward is None else None,
+                failure=self.failure if reward is None else None,
                 expected=("t::a", "t::b"),
                 passed=() if not reward else ("t::a", "t::b"),
             )
@@ -103,7 +105,7 @@ def test_a_table_of_groups(runs: PlayedRuns, invoke: Invoke, tasks: str) -> None
     runs.rewards = [0.0, 1.0]
     result = invoke("rollout", tasks, "--policy", "nop", "-n", "2")
     rows = [line.split() for line in result.stdout.splitlines()]
-    assert rows[1] == ["demo/median", "2", "0.500", "0.00", "to", "1.00", "2/2", "0"]
+    assert rows[1] == ["demo/median", "2", "0.500", "0.00", "to", "1.00", "2/2", "0", "0"]
     assert "4 rollouts" in result.stdout
     assert "mean reward 0.5000, 2 with 1.0, 0 failed" in result.stdout
 
@@ -114,6 +116,26 @@ def test_a_failed_rollout_is_told_and_ends_with_3(runs: PlayedRuns, invoke: Invo
     assert result.exit_code == 3
     assert result.stderr == "worldfork: demo/median rollout 0 failed (fork): no room\n"
     assert "no reward, 1 failed" in result.stdout
+
+
+def test_what_a_stop_rule_cut_off_is_stopped_and_did_not_fail(runs: PlayedRuns, invoke: Invoke, tasks: str) -> None:
+    runs.rewards, runs.failure = [1.0, None, None], Failure(FailureKind.STOPPED, ENOUGH, "the group's stop rule held")
+    line = ["rollout", tasks, "--policy", "nop", "-n", "3", "--task", "demo/median", "--successes", "1"]
+    result = invoke(*line)
+    assert (result.exit_code, result.stderr) == (0, "")
+    rows = [row.split() for row in result.stdout.splitlines()]
+    assert (rows[0][-2:], rows[1][-2:]) == (["failed", "stopped"], ["0", "2"])
+    assert "mean reward 1.0000, 1 with 1.0, 0 failed, 2 stopped\n" in result.stdout
+    found = json.loads(invoke(*line, "--json").stdout)
+    assert [each["failure"] and each["failure"]["kind"] for each in found] == [None, "stopped", "stopped"]
+
+
+def test_what_a_deadline_cut_off_is_stopped_and_ends_with_3(runs: PlayedRuns, invoke: Invoke, tasks: str) -> None:
+    runs.rewards, runs.failure = [None], Failure(FailureKind.STOPPED, "deadline", "the time of the run is over")
+    result = invoke("rollout", tasks, "--policy", "nop", "--task", "demo/median", "--deadline", "1")
+    assert result.exit_code == 3
+    assert result.stderr == "worldfork: demo/median rollout 0 was stopped (deadline): the time of the run is over\n"
+    assert "no reward, 0 failed, 1 stopped\n" in result.stdout
 
 
 def test_a_run_is_not_written_over(runs: PlayedRuns, invoke: Invoke, tasks: str, tmp_path: Path) -> None:
