@@ -109,17 +109,28 @@ def rm(
     as_json: AsJson = False,
 ) -> int:
     """End sandboxes and remove what they wrote. Snapshots taken of them stay."""
-    return remove_each(sandbox_ids, lambda sandbox_id: Sandbox.connect(sandbox_id).terminate(), as_json=as_json)
+    return remove_each(sandbox_ids, _terminate, as_json=as_json)
 
 
-def remove_each(ids: list[str], remove: Callable[[str], None], *, as_json: bool) -> int:
-    """Remove things one after another; one that cannot be removed does not keep the others."""
+def _terminate(id_or_name: str) -> str:
+    sandbox = Sandbox.connect(id_or_name)
+    sandbox.terminate()
+    return sandbox.sandbox_id
+
+
+def remove_each(wanted: list[str], remove: Callable[[str], str], *, as_json: bool) -> int:
+    """Remove things one after another; one that cannot be removed does not keep the others.
+
+    Args:
+        wanted: what each is called by.
+        remove: removes one, and returns its id.
+        as_json: how the ids of what was removed are printed.
+    """
     removed: list[str] = []
     failure: WorldforkError | None = None
-    for one in ids:
+    for one in wanted:
         try:
-            remove(one)
-            removed.append(one)
+            removed.append(remove(one))
         except WorldforkError as error:
             failure = error
             print_error(error, as_json=as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -12,9 +13,10 @@ from worldfork.cli.lookup import open_store
 from worldfork.cli.printing import human_bytes, note, print_error, print_json, print_line, print_table, progress
 from worldfork.cli.sandboxes import AsJson, remove_each, snapshot_id
 from worldfork.cli.shapes import error_shape, typed, when
-from worldfork.keeping.family import state_of
+from worldfork.keeping.family import family, state_of
 from worldfork.keeping.keep_rules import by_snapshot
 from worldfork.lineage.snapshots import snapshot_info
+from worldfork.records.snapshot import SnapshotRecord
 
 
 @verb
@@ -67,9 +69,10 @@ def list_snapshots(
         return
     with open_store() as store:
         records, names = store.snapshots(), by_snapshot(store.names())
+        added_bytes = {each.snapshot_id: each.added_bytes for each in family(store)}
     found = [
         {
-            **snapshot_info(record).to_json(),
+            **snapshot_info(_with_size(record, added_bytes.get(record.snapshot_id))).to_json(),
             "state": state_of(record.state, record.exported),
             "level": record.level,
             "names": names.get(record.snapshot_id, []),
@@ -100,6 +103,11 @@ def list_snapshots(
         print_table(columns, rows, empty="There is no snapshot.")
 
 
+def _with_size(record: SnapshotRecord, added_bytes: int | None) -> SnapshotRecord:
+    # Most checkpoints do not count what they add: it is known once its layer is sealed.
+    return record if record.size_bytes is not None else replace(record, size_bytes=added_bytes)
+
+
 @snapshots.command("rm")
 @verb
 def remove_snapshots(
@@ -107,7 +115,12 @@ def remove_snapshots(
     as_json: AsJson = False,
 ) -> int:
     """Remove snapshots. One that a live sandbox still uses stays, and the error names the sandbox."""
-    return remove_each(snapshot_ids, Sandbox.delete_snapshot, as_json=as_json)
+    return remove_each(snapshot_ids, _delete, as_json=as_json)
+
+
+def _delete(snapshot_id: str) -> str:
+    Sandbox.delete_snapshot(snapshot_id)
+    return snapshot_id
 
 
 @verb

@@ -83,7 +83,7 @@ class PlayedSandbox:
     def connect(cls, sandbox_id: str) -> PlayedSandbox:
         if "missing" in sandbox_id:
             raise NotFound(f"there is no sandbox {sandbox_id!r}", remedy="worldfork ls")
-        return cls(sandbox_id)
+        return cls(next((each.sandbox_id for each in cls.live if each.name == sandbox_id), sandbox_id))
 
     @classmethod
     def list_all_snapshots(cls) -> list[SnapshotInfo]:

@@ -18,6 +18,7 @@ from worldfork.cli.lookup import open_store, snapshot_id_of
 from worldfork.core.errors import ConfigError, NotFound
 from worldfork.core.ids import new_id
 from worldfork.keeping.family import family
+from worldfork.keeping.usage import measure_layers
 from worldfork.lineage.place import close_places
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.store import locks
@@ -50,6 +51,19 @@ def add(store: Store) -> Add:
         return record
 
     return publish
+
+
+def test_a_snapshot_that_was_not_counted_as_it_was_taken_has_the_size_of_its_sealed_layer(
+    store: Store, add: Add, invoke: Invoke
+) -> None:
+    first = add()
+    add(first)
+    assert [each["size_bytes"] for each in json.loads(invoke("snapshots", "--json").stdout)] == [None, None]
+    measure_layers(store)
+    sizes = [each["size_bytes"] for each in json.loads(invoke("snapshots", "--json").stdout)]
+    assert sizes == [each.added_bytes for each in reversed(family(store))]
+    assert all(10_000 <= size < 20_000 for size in sizes)
+    assert all("KiB" in line for line in invoke("snapshots").stdout.splitlines()[1:])
 
 
 def test_snapshots_are_listed_newest_first(store: Store, add: Add, invoke: Invoke) -> None:

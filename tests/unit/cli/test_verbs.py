@@ -80,6 +80,12 @@ def test_rm_ends_each_and_says_which(library: Library, invoke: Invoke) -> None:
     assert library.calls == [("terminate", "sb-a"), ("terminate", "sb-b")]
 
 
+def test_rm_of_a_name_tells_the_id(library: Library, invoke: Invoke) -> None:
+    library.live[:] = [played.sandbox_info("sb-a", name="box")]
+    assert json.loads(invoke("rm", "box", "sb-b", "--json").stdout) == {"removed": ["sb-a", "sb-b"]}
+    assert invoke("rm", "box").stdout == "sb-a\n"
+
+
 def test_rm_goes_on_past_one_that_is_not_there(library: Library, invoke: Invoke) -> None:
     result = invoke("rm", "sb-missing", "sb-b", "--json")
     assert result.exit_code == 3
