@@ -122,7 +122,8 @@ def print_error(error: WorldforkError, *, as_json: bool) -> None:
 
 
 def _sentence(text: str) -> str:
-    one_line = " ".join(text.split())
+    # Blanks within a line stay: a message may quote lines that differ in nothing else.
+    one_line = " ".join(line for each in text.splitlines() if (line := each.strip()))
     return one_line if one_line.endswith((".", "!", "?")) else f"{one_line}."
 
 

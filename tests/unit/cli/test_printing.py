@@ -19,6 +19,11 @@ def test_an_error_is_one_sentence_and_its_remedy(capsys: pytest.CaptureFixture[s
     assert err == "worldfork: there is no snapshot 'sn-x'.\n  try: worldfork snapshots\n"
 
 
+def test_an_error_quotes_blanks_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    printing.print_error(NotFound("line 2 should be '    x',\n  and is '\\tx   '"), as_json=False)
+    assert capsys.readouterr().err == "worldfork: line 2 should be '    x', and is '\\tx   '.\n"
+
+
 def test_an_error_as_json_carries_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
     printing.print_error(Locked("in use", holders=["sb-a"], odd=object), as_json=True)
     out, err = capsys.readouterr()
