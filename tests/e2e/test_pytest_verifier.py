@@ -242,6 +242,35 @@ def test_spawns():
 """
 
 
+@pytest.mark.parametrize(
+    ("text", "changes", "words"),
+    [
+        ("from nosuch import double\n\ndef test_three(): assert double(3) == 6\n", {}, "tests/test_answer.py: Module"),
+        ("def test_three(): assert 3 == 6\n", {}, "tests/test_answer.py::test_three: assert 3 == 6"),
+        ("def test_three(: pass\n", {}, "tests/test_answer.py: .*invalid syntax|tests/test_answer.py: .*SyntaxError"),
+        ("def test_three(nosuch): pass\n", {}, "test_answer.py::test_three: fixture 'nosuch' not found"),
+        ("import pytest\n\n@pytest.mark.skip\ndef test_three(): pass\n", {}, "all 1 are skipped"),
+        (
+            "def test_one(): pass\n\ndef test_three(): assert 3 == 6\n",
+            {"fail_to_pass": ("tests/test_answer.py::test_three",)},
+            r"test_three \(tests/test_answer.py::test_three: assert 3 == 6\)",
+        ),
+        (
+            "def test_three(): assert 3 == 6\n",
+            {"test_command": ("python", "-m", "pytest", "--junitxml=/tmp/r.xml"), "reader": "junit:/tmp/r.xml"},
+            "passes no test: tests.test_answer::test_three: assert 3 == 6",
+        ),
+    ],
+)
+def test_an_author_learns_why_the_reference_passes_nothing(
+    tmp_path: Path, text: str, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(VerifierError, match=words) as raised:
+        grading(tmp_path, task(hidden_tests={"tests/test_answer.py": text}, **changes), edits())
+    assert raised.value.fields["kind"] is FailureKind.CALIBRATION
+    assert len(raised.value.message) < 1000
+
+
 def test_a_repository_is_tested_as_by_hand(tmp_path: Path) -> None:
     what = task(
         task_id="e2e/by-hand",

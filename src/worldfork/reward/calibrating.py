@@ -11,6 +11,7 @@ from worldfork.records.task import Task
 from worldfork.reward.blame import overload
 from worldfork.reward.calibration import Calibration
 from worldfork.reward.preparing import BUILD_FAILED
+from worldfork.reward.reasons import first_told, told
 from worldfork.reward.scoring import file_of
 from worldfork.reward.trial import Trial
 from worldfork.reward.verifier import Start
@@ -20,8 +21,14 @@ Run = Callable[[Edits], Awaitable[Trial]]
 """Runs the tests against some edits, where no policy has a say; measures what that takes."""
 
 
-async def find_calibration(task: Task, start: Start, run: Run) -> Calibration:
+async def find_calibration(task: Task, start: Start, run: Run, tell: Run) -> Calibration:
     """Run the tests with the reference, without any change, and with the reference again.
+
+    Args:
+        task: whose tests.
+        start: its starting state.
+        run: runs them.
+        tell: runs them so that its trial has the reasons of failures; asked only where the task is found unfit.
 
     Raises:
         VerifierError: the reference passes nothing or did not come to its end, the declared ids are not as declared,
@@ -30,10 +37,10 @@ async def find_calibration(task: Task, start: Start, run: Run) -> Calibration:
     """
     if not task.has_reference:
         raise unfit(task, "has no reference, so nobody knows which tests to expect", "give it a solution")
-    solved = await _with_reference(task, start, run)
+    solved = await _with_reference(task, start, run, tell)
     without = await run(Edits())
     # Once more: what is kept decides about every rollout, and one run does not show what is left to chance.
-    again = await _with_reference(task, start, run)
+    again = await _with_reference(task, start, run, tell)
     expected = solved.report.passed & again.report.passed
     flaky = solved.report.passed ^ again.report.passed
     if not expected:
@@ -52,7 +59,10 @@ async def find_calibration(task: Task, start: Start, run: Run) -> Calibration:
     # Where the services that tests need were not up, nothing is known of their files.
     asked = without.report.ready
     unloaded = frozenset(name for name in expected - untouched if asked and file_of(name) not in loaded)
-    _check_declared(task, expected, untouched, unloaded)
+    lost = sorted(frozenset(task.fail_to_pass) - expected)
+    if lost:
+        raise _lost(task, lost, await tell(start.solution))
+    _check_early(task, untouched, unloaded)
     return Calibration(
         task_hash=task.task_hash,
         snapshot_id=start.snapshot_id,
@@ -70,13 +80,15 @@ async def find_calibration(task: Task, start: Start, run: Run) -> Calibration:
     )
 
 
-async def _with_reference(task: Task, start: Start, run: Run) -> Trial:
+async def _with_reference(task: Task, start: Start, run: Run, tell: Run) -> Trial:
     trial = await run(start.solution)
-    _check_reference(task, trial)
+    _check_whole(task, trial)
+    if not trial.report.passed:
+        raise _passes_nothing(task, trial, await tell(start.solution))
     return trial
 
 
-def _check_reference(task: Task, trial: Trial) -> None:
+def _check_whole(task: Task, trial: Trial) -> None:
     """Accept only a whole run: an id that is missing here would count for nobody."""
     report = trial.report
     if trial.is_starved(frozenset(report.tests)):
@@ -95,34 +107,42 @@ def _check_reference(task: Task, trial: Trial) -> None:
             "raise the task's limits, or repair its tests",
             trial.last_words,
         )
-    if not report.passed:
-        raise unfit(
-            task,
-            f"has a reference that passes no test: {trial.last_words[-300:] or 'no output'}",
-            "the task needs a solution that passes its hidden tests in this world",
-            trial.last_words,
-        )
 
 
-def _check_declared(
-    task: Task, expected: frozenset[str], untouched: frozenset[str], unloaded: frozenset[str] = frozenset()
-) -> None:
-    """Go on only if the ids that a task declares are as it declares them.
+def _passes_nothing(task: Task, trial: Trial, telling: Trial) -> VerifierError:
+    ids = [name for name, test in telling.report.tests.items() if test.outcome != "passed"]
+    skipped = sum(test.outcome == "skipped" for test in trial.report.tests.values())
+    if skipped and skipped == len(trial.report.tests):
+        why = f"all {skipped} are skipped"
+    else:
+        why = first_told(telling.reasons, ids) or trial.last_words[-300:] or "no output"
+    return unfit(
+        task,
+        f"has a reference that passes no test: {why}",
+        "the task needs a solution that passes its hidden tests in this world",
+        trial.last_words,
+    )
+
+
+def _lost(task: Task, lost: list[str], telling: Trial) -> VerifierError:
+    why = told(telling.reasons, lost)
+    return unfit(
+        task,
+        f"declares {len(lost)} of {len(task.fail_to_pass)} fail_to_pass tests that the reference does not pass, "
+        f"such as {lost[0][:300]}" + (f" ({why})" if why else ""),
+        "the ids, the reference and the world must be of one version",
+    )
+
+
+def _check_early(task: Task, untouched: frozenset[str], unloaded: frozenset[str]) -> None:
+    """Go on only if what a task declares as `fail_to_pass` fails without a change.
 
     Where files could not be loaded, some of `fail_to_pass` may pass without any change: a run by hand stops at such a
     file, so that to whoever declared them all tests had failed. They earn nothing, and must not be lost.
 
     Raises:
-        VerifierError: they are not.
+        VerifierError: it does not.
     """
-    lost = sorted(frozenset(task.fail_to_pass) - expected)
-    if lost:
-        raise unfit(
-            task,
-            f"declares {len(lost)} of {len(task.fail_to_pass)} fail_to_pass tests that the reference does not pass, "
-            f"such as {lost[0][:300]}",
-            "the ids, the reference and the world must be of one version",
-        )
     early = sorted(frozenset(task.fail_to_pass) & untouched)
     if early and (not unloaded or untouched.issuperset(task.fail_to_pass)):
         raise unfit(

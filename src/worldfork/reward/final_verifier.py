@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from worldfork.core.clock import Clock, SystemClock
@@ -182,7 +183,8 @@ class FinalVerifier:
         """
 
         async def make() -> Calibration:
-            return await find_calibration(task, start, lambda edits: self._try_out(task, start, edits))
+            run = partial(self._try_out, task, start)
+            return await find_calibration(task, start, run, partial(run, telling=True))
 
         return check_teaches(task, await self._calibrations.get_or_make(self._key(task), start.snapshot_id, make))
 
@@ -193,14 +195,14 @@ class FinalVerifier:
     def _key(self, task: Task) -> str:
         return content_id(self.verifier_id.encode(), task.task_hash.encode())
 
-    async def _try_out(self, task: Task, start: Start, edits: Edits) -> Trial:
+    async def _try_out(self, task: Task, start: Start, edits: Edits, *, telling: bool = False) -> Trial:
         """Run the tests where no policy had a say."""
         async with start.fork(grading=True) as sandbox:
             async with build(sandbox, task, start, edits) as built:
                 broken = built.broken
                 if broken is not None:
                     return Trial(Report(), broken.end, broken.cpu_s, broken.wall_s, last_words=broken.words)
-                trial = await self._run(built.sandbox, task, start)
+                trial = await self._run(built.sandbox, task, start, telling=telling)
         if trial.end == NOT_READY and not edits.empty:
             raise unfit(
                 task,
@@ -209,10 +211,12 @@ class FinalVerifier:
             )
         return replace(trial, rebuild_s=built.rebuild_s, rebuild_cpu_s=built.rebuild_cpu_s)
 
-    async def _run(self, sandbox: AsyncSandbox, task: Task, start: Start, need: Need | None = None) -> Trial:
+    async def _run(
+        self, sandbox: AsyncSandbox, task: Task, start: Start, need: Need | None = None, *, telling: bool = False
+    ) -> Trial:
         if not await self._bring_up(sandbox, task):
             return Trial(Report(), NOT_READY, 0.0, 0.0)
-        return await run_tests(sandbox, task, start, Edits(), need)
+        return await run_tests(sandbox, task, start, Edits(), need, telling=telling)
 
     async def _bring_up(self, sandbox: AsyncSandbox, task: Task) -> bool:
         """Start the services; tell whether they are up.

@@ -139,8 +139,11 @@ class PytestVerifier:
         async def run(edits: Edits) -> Trial:
             return (await try_out(task, start, edits))[0]
 
+        async def tell(edits: Edits) -> Trial:
+            return (await try_out(task, start, edits, telling=True))[0]
+
         async def make() -> Calibration:
-            return await find_calibration(task, start, run)
+            return await find_calibration(task, start, run, tell)
 
         found = await self._calibrations.get_or_make(_tests_hash(task), start.snapshot_id, make)
         return check_teaches(task, found)
@@ -156,9 +159,9 @@ def _tests_hash(task: Task) -> str:
 
 
 async def try_out(
-    task: Task, start: Start, edits: Edits, *, index: int = 0, need: Need | None = None
+    task: Task, start: Start, edits: Edits, *, index: int = 0, need: Need | None = None, telling: bool = False
 ) -> tuple[Trial, str]:
-    """Run the hidden tests against some edits in a fresh fork; `need` as `run_tests` takes it.
+    """Run the hidden tests against some edits in a fresh fork; `need` and `telling` as `run_tests` takes them.
 
     Returns:
         (what came of it, the id of the fork).
@@ -167,7 +170,7 @@ async def try_out(
         VerifierError, SandboxError, StoreError, ForkError: it could not be run.
     """
     async with start.fork(index, grading=True) as sandbox:
-        return await run_tests(sandbox, task, start, edits, need), sandbox.sandbox_id
+        return await run_tests(sandbox, task, start, edits, need, telling=telling), sandbox.sandbox_id
 
 
 def _why(trial: Trial) -> tuple[str, ...]:

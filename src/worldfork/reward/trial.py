@@ -37,6 +37,8 @@ from worldfork.reward.commanded import import_path, pytest_arguments, run_comman
 from worldfork.reward.needs import Need
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.preparing import Prepared, prepare
+from worldfork.reward.reasons import Reason as Failure
+from worldfork.reward.reasons import read_reasons, telling_args
 from worldfork.reward.report import Report, TestRecord, read_report
 from worldfork.reward.verifier import Start
 from worldfork.sandbox.command import CommandResult, Reason
@@ -72,6 +74,8 @@ class Trial:
     """Tests that their own wall limit struck while others had the CPU; the report alone proves it of none."""
     notes: tuple[str, ...] = ()
     """What of the edits was not laid down."""
+    reasons: tuple[Failure, ...] = ()
+    """Why tests failed, where that was asked for."""
 
     @property
     def flawless(self) -> bool:
@@ -104,7 +108,15 @@ class Trial:
         return bool(ids & self.starved)
 
 
-async def run_tests(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edits, need: Need | None = None) -> Trial:
+async def run_tests(
+    sandbox: AsyncSandbox,
+    task: Task,
+    start: Start,
+    edits: Edits,
+    need: Need | None = None,
+    *,
+    telling: bool = False,
+) -> Trial:
     """Lay the edits and then the hidden tests over a fork of the starting state, and run them in it.
 
     Args:
@@ -113,6 +125,7 @@ async def run_tests(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edit
         start: that state, which has the hidden tests.
         edits: what the policy left of the editable files.
         need: what the reference needs; by default that is not known, and what this takes is measured.
+        telling: read why tests failed, which shows what is in them; never for the edits of a policy.
 
     Raises:
         VerifierError: the tests could not be started, or the machine ended them; `kind` says whose fault it is.
@@ -125,7 +138,7 @@ async def run_tests(sandbox: AsyncSandbox, task: Task, start: Start, edits: Edit
     own_s = await shortest_limit(sandbox, start.tests, configuration) if limits else None
     try:
         async with prepare(sandbox, task, start, edits, need) as prepared:
-            trial = await _in_prepared(prepared, task, configuration, limits, own_s, need)
+            trial = await _in_prepared(prepared, task, configuration, limits, own_s, need, telling)
             return replace(
                 trial,
                 notes=prepared.notes,
@@ -147,6 +160,7 @@ async def _in_prepared(
     limits: tuple[list[str], float | None] | None,
     own_s: float | None,
     need: Need | None,
+    telling: bool,
 ) -> Trial:
     sandbox, broken = prepared.sandbox, prepared.broken
     if broken is not None:
@@ -154,11 +168,11 @@ async def _in_prepared(
     looks = Looks()
     try:
         if limits is None:
-            trial = await _commanded(sandbox, task, need)
+            trial = await _commanded(sandbox, task, need, telling)
         else:
             args, test_cpu_s = [*fixed_args(task, configuration), *limits[0]], limits[1]
             test_wall_s = min((WALL_FACTOR * each for each in (test_cpu_s, own_s) if each), default=None)
-            trial = await _run(sandbox, task, args, test_cpu_s, test_wall_s, looks, need)
+            trial = await _run(sandbox, task, args, test_cpu_s, test_wall_s, looks, need, telling)
         if not trial.flawless:
             # Of a child that the host ended for its memory nobody else tells.
             await check_host(sandbox)
@@ -207,9 +221,13 @@ async def _run(
     test_wall_s: float | None,
     looks: Looks,
     need: Need | None,
+    telling: bool,
 ) -> Trial:
-    arguments = [f"{test_cpu_s or 0:g}", TASK_DIRECTORY, import_path(task), *args]
-    result, missed_s = await _python(sandbox, task, arguments, looks, test_wall_s, need)
+    options = telling_args(args) if telling else args
+    arguments = [f"{test_cpu_s or 0:g}", TASK_DIRECTORY, import_path(task), *options]
+    # Not buffered where it is to be read: the reporter leaves without writing out what is kept back.
+    switches = ["-B", "-s", "-u"] if telling else ["-B", "-s"]
+    result, missed_s = await _python(sandbox, task, [*switches, "-", *arguments], looks, test_wall_s, need)
     # In a thread: what code under test wrote may take seconds to read.
     report = await in_thread(read_report, result.stdout_bytes)
     if result.reason is Reason.NOT_STARTED or not report.ready:
@@ -229,6 +247,7 @@ async def _run(
         missed_s=missed_s,
         test_wall_s=test_wall_s,
         last_words=_last_words(result),
+        reasons=await in_thread(read_reasons, result.stderr_bytes) if telling else (),
     )
 
 
@@ -248,7 +267,7 @@ async def _python(
             sandbox,
             limits.grade_wall_s,
             program,
-            ["-B", "-s", "-", *args],
+            args,
             looks,
             test_wall_s,
             need is None,
@@ -266,10 +285,16 @@ async def _python(
     return result, missed_s
 
 
-async def _commanded(sandbox: AsyncSandbox, task: Task, need: Need | None) -> Trial:
+async def _commanded(sandbox: AsyncSandbox, task: Task, need: Need | None, telling: bool) -> Trial:
     result, report, missed_s = await run_command_tests(sandbox, task, MAX_REPORT_BYTES, need)
     return Trial(
-        report, result.reason.value, result.cpu_s, result.wall_s, missed_s=missed_s, last_words=_last_words(result)
+        report,
+        result.reason.value,
+        result.cpu_s,
+        result.wall_s,
+        missed_s=missed_s,
+        last_words=_last_words(result),
+        reasons=await in_thread(read_reasons, result.stderr_bytes + result.stdout_bytes) if telling else (),
     )
 
 

@@ -75,8 +75,10 @@ def test_a_start_that_is_late_or_meets_a_limit_of_the_host_is_never_the_states_d
         grade(tmp_path, ours)
 
 
-def found(tmp_path: Path, solved: PlayedSandbox, untouched: PlayedSandbox, **changes: Any) -> Calibration:
-    start: Any = PlayedStart(solved, untouched, task=a_task(**changes), twice=True)
+def found(
+    tmp_path: Path, solved: PlayedSandbox, untouched: PlayedSandbox, *more: PlayedSandbox, **changes: Any
+) -> Calibration:
+    start: Any = PlayedStart(solved, untouched, *more, task=a_task(**changes), twice=True)
     return asyncio.run(FinalVerifier(FinalSpec(), CalibrationStore(tmp_path)).calibrate(a_task(**changes), start))
 
 
@@ -89,7 +91,7 @@ def test_what_counts_is_what_the_reference_passes_and_as_declared(tmp_path: Path
     known = found(tmp_path / "a", ran("a", "b"), ran("a", failed=("b",)), pass_to_pass=("a", "c"))
     assert (known.expected, known.untouched, known.unmet) == (("a", "b"), ("a",), ("c",))
     with pytest.raises(VerifierError) as raised:
-        found(tmp_path / "b", ran("a", "b"), ran("a"), fail_to_pass=("c",))
+        found(tmp_path / "b", ran("a", "b"), ran("a"), ran("a"), fail_to_pass=("c",))
     assert raised.value.fields["kind"] is FailureKind.CALIBRATION
 
 

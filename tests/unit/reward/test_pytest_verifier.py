@@ -117,7 +117,7 @@ def test_what_is_expected_is_found_out_once_and_kept(tmp_path: Path) -> None:
 )
 def test_a_reference_that_shows_nothing_is_no_score(tmp_path: Path, solved: PlayedSandbox) -> None:
     with pytest.raises(VerifierError) as raised:
-        grade(tmp_path, solved)
+        grade(tmp_path, solved, copy.deepcopy(solved))
     assert raised.value.fields["kind"] is FailureKind.CALIBRATION
     # Nothing of it was kept.
     assert grade(tmp_path, reference("a"), fork(report()), reference("a")).reward == 1.0
@@ -235,8 +235,23 @@ def test_resolved_is_all_or_nothing(tmp_path: Path) -> None:
 )
 def test_declared_ids_that_are_wrong_are_no_score(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(VerifierError, match=words) as raised:
-        grade(tmp_path, *both(), **changes)
+        grade(tmp_path, *both(), fork(report()), **changes)
     assert raised.value.fields["kind"] is FailureKind.CALIBRATION
+
+
+def test_why_a_reference_passes_nothing_is_told_of_it_alone(tmp_path: Path) -> None:
+    failed = report(row("test_a.py::test_x", "failed"))
+    telling = fork(
+        failed, stderr_bytes=b"F\n===== FAILURES =====\n____ test_x ____\na.py:1: in test_x\nE   assert 9 == 6\n"
+    )
+    case = a_case(fork(failed), telling, twice=False)
+    with pytest.raises(VerifierError, match=r"passes no test: test_a\.py::test_x: assert 9 == 6 \("):
+        asyncio.run(PytestVerifier(CalibrationStore(tmp_path)).grade(case))
+    assert "--tb=short" in telling.calls[0]["args"]
+    assert "--no-summary" not in telling.calls[0]["args"]
+    mine = fork(failed)
+    grade(tmp_path, reference("test_a.py::test_x"), fork(report()), mine)
+    assert {"--tb=no", "--no-summary"} < set(mine.calls[0]["args"])
 
 
 def test_a_task_without_a_reference_is_no_score(tmp_path: Path) -> None:
