@@ -116,6 +116,17 @@ def test_an_agent_that_is_not_inside_is_told() -> None:
     in_sandbox(act)
 
 
+@pytest.mark.parametrize(("code", "said"), [("print('no key')", "no key"), ("", "it printed nothing")])
+def test_an_agent_on_the_host_that_fails_is_told_with_its_last_words(code: str, said: str) -> None:
+    async def act(sandbox: AsyncSandbox, turn: Turn) -> None:
+        with pytest.raises(PolicyError, match=f"^the agent program ended with 1: {said}$"):
+            await CommandPolicy([sys.executable, "-c", f"{code}\nraise SystemExit(1)"], where="host").agent(
+                sandbox, TASK, turn
+            )
+
+    assert in_sandbox(act)[-1].exit_code == 1
+
+
 def test_an_agent_on_the_host_attaches_to_its_sandbox_by_id() -> None:
     code = (
         "import os\n"

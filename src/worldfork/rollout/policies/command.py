@@ -119,7 +119,7 @@ class CommandPolicy:
                 )
             )
         if code != 0:
-            last = output.strip().splitlines()[-1:] or [""]
+            last = output.strip().splitlines()[-1:] or ["it printed nothing"]
             raise PolicyError(f"the agent program ended with {code}: {last[0][-300:]}", exit_code=code)
 
 
