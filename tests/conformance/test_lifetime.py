@@ -58,7 +58,7 @@ def test_terminate_leaves_nothing_and_may_be_called_twice(box: Sandbox, home: Pa
         lambda: box.checkpoint(), lambda: box.fork(1),
     ]  # fmt: skip
     for call in calls:
-        with pytest.raises(SandboxDied) as error:
+        with pytest.raises(SandboxDied, match=r"ended by its owner \(create another") as error:
             call()
         assert error.value.fields["sandbox_id"] == box.sandbox_id
 

@@ -17,7 +17,7 @@ from worldfork.core.errors import SandboxDied, SandboxError, WorldforkError
 from worldfork.lineage.deaths import asked, condemned, exit_of, found_dead, left
 from worldfork.lineage.place import Place
 from worldfork.records.cpu import CpuUse
-from worldfork.records.death import Death, LimitHits
+from worldfork.records.death import Death, DeathCause, LimitHits
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox.accounting import Account, find_account
 from worldfork.sandbox.cgroups import thaw_groups
@@ -330,9 +330,12 @@ class Live:
     def gone(self, why: str) -> SandboxDied:
         """Return the error of every call on a sandbox that is gone; `cause` has a `DeathCause`, if it is known yet."""
         death = self._note_death()
+        remedy = "restore or fork its last snapshot; a sandbox that died is never replaced silently"
+        if death is not None and death.cause is DeathCause.ENDED:
+            why, remedy = "it was ended by its owner", "create another sandbox, or restore a snapshot of this one"
         return SandboxDied(
             f"sandbox {self.sandbox_id} is gone: {why}",
-            remedy="restore or fork its last snapshot; a sandbox that died is never replaced silently",
+            remedy=remedy,
             sandbox_id=self.sandbox_id,
             cause=None if death is None else death.cause.value,
         )
