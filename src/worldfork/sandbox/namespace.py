@@ -52,11 +52,13 @@ class NamespaceDriver:
         self._spare = Spare(lambda: self._begin("none"), lambda begun: _put_down(begun.sock, begun.pid, 0))
         self.layout = detect_layout() if settings.cgroups == "auto" else CgroupLayout({}, None)
         if settings.cgroups == "auto" and not self.layout.limited:
-            warnings.warn(
+            # Named by hand: it is opened in threads, on whose stacks there is no line of the program that uses it.
+            warnings.warn_explicit(
                 "no cgroup of this host can be written, so a sandbox's memory and CPU are not limited as a whole, only "
                 "each process by rlimits (on systemd: `systemd-run --user --scope -p Delegate=yes ...`)",
                 RuntimeWarning,
-                stacklevel=4,
+                filename="worldfork",
+                lineno=1,
             )
 
     def capabilities(self) -> Capabilities:
