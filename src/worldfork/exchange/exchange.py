@@ -57,7 +57,9 @@ def push(store: Store, snapshot_ids: Sequence[str], remote: str) -> PushReport:
     report = PushReport()
     for snapshot_id in snapshot_ids:
         with leaving(store, snapshot_id, "push") as departure:
-            if not _is_there(there, departure.passage):
+            if there.has(_record_name(snapshot_id)):
+                _note_there(_expect_there(there, departure.passage), report)
+            else:
                 for layer in departure.layers:
                     _send(there, layer, report)
                     fault("push:layer")
@@ -91,17 +93,18 @@ def _send_record(there: Remote, passage: Passage) -> None:
         _expect_there(there, passage)
 
 
-def _is_there(there: Remote, passage: Passage) -> bool:
-    if not there.has(_record_name(passage.record.snapshot_id)):
-        return False
-    _expect_there(there, passage)
-    return True
+def _note_there(found: Passage, report: PushReport) -> None:
+    # Its own layers, which may be others than those here: either side may have merged some.
+    for head in found.layers.values():
+        if head.digest not in report.sent and head.digest not in report.there:
+            report.there.append(head.digest)
 
 
-def _expect_there(there: Remote, passage: Passage) -> None:
-    """See that what the remote has under this id is this snapshot."""
+def _expect_there(there: Remote, passage: Passage) -> Passage:
+    """Return what the remote has under this id, which is this snapshot."""
     snapshot_id = passage.record.snapshot_id
-    expected, actual = life_of(passage.record), life_of(_record(there, snapshot_id).record)
+    found = _record(there, snapshot_id)
+    expected, actual = life_of(passage.record), life_of(found.record)
     if actual != expected:
         raise StoreError(
             f"{snapshot_id} is in {there.where} already, and is another snapshot",
@@ -109,6 +112,7 @@ def _expect_there(there: Remote, passage: Passage) -> None:
             expected=expected,
             actual=actual,
         )
+    return found
 
 
 def pull(store: Store, snapshot_ids: Sequence[str], remote: str, form: str) -> list[SnapshotRecord]:

@@ -80,6 +80,14 @@ def test_a_snapshot_comes_back(store: Store, other: Store, remote: str) -> None:
     assert pull(other, [above.snapshot_id], remote, FORM) == [found]
 
 
+def test_what_is_there_already_is_told(store: Store, remote: str) -> None:
+    below = add_tree(store, "below")
+    above = add_tree(store, "above", below=below.layers)
+    sent = push(store, [above.snapshot_id], remote).sent
+    again = push(store, [above.snapshot_id, above.snapshot_id], remote)
+    assert (again.sent, again.there) == ([], sent)
+
+
 def test_only_what_is_missing_is_sent(store: Store, other: Store, remote: str) -> None:
     below = add_tree(store, "below")
     push(store, [below.snapshot_id], remote)
@@ -109,13 +117,13 @@ def test_equal_layers_of_other_ids_are_one_there(store: Store, other: Store, rem
 def test_pushed_again_after_its_layers_were_merged(store: Store, remote: str) -> None:
     below = add_tree(store, "below")
     above = add_tree(store, "above", below=below.layers)
-    push(store, [above.snapshot_id], remote)
+    sent = push(store, [above.snapshot_id], remote).sent
     merged = add_tree(store, "merged")
     for snapshot_id in (above.snapshot_id, merged.snapshot_id):
         store.make_durable(snapshot_id)
     assert store.rewrite(above.layers, merged.layers) == 1
     report = push(store, [above.snapshot_id], remote)
-    assert (report.snapshots, report.sent) == ([above.snapshot_id], [])
+    assert (report.snapshots, report.sent, report.there) == ([above.snapshot_id], [], sent)
 
 
 @pytest.mark.root
