@@ -39,6 +39,8 @@ DOUBT_S = 5.0
 about to begin or to end are gone by then."""
 DYING_SLACK = 8
 """Removed memory cgroups that may linger for a while: pages under write-back keep them until they are clean."""
+CACHED_S = 2.0
+"""After so long the page cache is let go of: what it holds of files that stay, such as layers, keeps them too."""
 
 _DOUBT = "cgroups: nobody knows whose: "
 
@@ -122,16 +124,30 @@ def wait_until_clean(before: Look, home: Path, deadline_s: float = DEADLINE_S) -
     gc.collect()
     left = differences(before, look(home))
     pause_s = 0.005
+    cached = True
     while left and time.monotonic() < end_s:
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, 0.25)
+        if cached and time.monotonic() - began_s > CACHED_S and all(map(_is_kernels, left)):
+            _let_go_of_cached_pages()
+            cached = False
         now = set(differences(before, look(home)))
-        left = [line for line in left if line in now or line.startswith("cgroups: the kernel")]
-        if not any(line.startswith("cgroups: the kernel") for line in now):
-            left = [line for line in left if not line.startswith("cgroups: the kernel")]
+        left = [line for line in left if line in now or _is_kernels(line)]
+        if not any(map(_is_kernels, now)):
+            left = [line for line in left if not _is_kernels(line)]
     if time.monotonic() - began_s < DOUBT_S:
         left = [line for line in left if not line.startswith(_DOUBT)]
     return left
+
+
+def _is_kernels(line: str) -> bool:
+    return line.startswith("cgroups: the kernel")
+
+
+def _let_go_of_cached_pages() -> None:
+    os.sync()
+    with contextlib.suppress(OSError), open("/proc/sys/vm/drop_caches", "w", encoding="ascii") as knob:
+        knob.write("1")
 
 
 def _new_descriptors(before: Look, after: Look) -> list[str]:

@@ -238,6 +238,26 @@ def test_a_removed_cgroup_that_the_kernel_keeps_is_counted(tmp_path: Path, monke
     assert any("100 more removed ones in planted" in line for line in lines) is bool(before.dying_cgroups)
 
 
+@pytest.mark.parametrize("held_by", ["the page cache", "somebody"])
+def test_what_the_page_cache_keeps_is_no_leak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_by: str) -> None:
+    dying = {"planted": 100}
+    first = leaks.look(tmp_path)
+
+    def look(home: Path) -> leaks.Look:
+        return leaks.Look(**{**vars(first), "dying_cgroups": dict(dying)})
+
+    def let_go() -> None:
+        if held_by == "the page cache":
+            dying["planted"] = 1
+
+    monkeypatch.setattr(leaks, "look", look)
+    monkeypatch.setattr(leaks, "CACHED_S", 0.0)
+    monkeypatch.setattr(leaks, "_let_go_of_cached_pages", let_go)
+    before = leaks.Look(**{**vars(first), "dying_cgroups": {"planted": 1}})
+    left = leaks.wait_until_clean(before, tmp_path, deadline_s=0.3)
+    assert bool(left) is (held_by == "somebody")
+
+
 def test_removed_cgroups_are_not_counted_where_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaks, "ALONE", True)
     monkeypatch.setattr(leaks, "_others", lambda ours: True)
