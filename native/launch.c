@@ -7,6 +7,7 @@
 #include "guard.h"
 #include "ids.h"
 #include "overlay.h"
+#include "place.h"
 #include "plan.h"
 #include "wf.h"
 
@@ -26,126 +27,21 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #define FRAME_LAUNCHED 110
 #define OWNER_PIDFD 4
 #define IDS_FD 5 /* a user namespace of the owner's that maps a range of ids */
 
-static void write_file(int dir, const char *path, const char *text)
-{
-	int fd = openat(dir, path, O_WRONLY | O_CLOEXEC);
-	ssize_t size = (ssize_t)strlen(text);
-
-	if (fd < 0)
-		die("opening %s", path);
-	if (write(fd, text, (size_t)size) != size)
-		die("writing '%s' to %s", text, path);
-	close(fd);
-}
-
-static int open_in(const char *dir, const char *name, int flags)
-{
-	char path[4096];
-	int fd;
-
-	snprintf(path, sizeof(path), "%s/%s", dir, name);
-	fd = open(path, flags | O_CLOEXEC);
-	if (fd < 0)
-		die("opening %s", path);
-	return fd;
-}
-
-/* Splits "name\tvalue" at the tab. */
-static const char *split(const char *item, char *name, size_t size)
-{
-	const char *tab = strchr(item, '\t');
-
-	if (!tab || (size_t)(tab - item) >= size) {
-		errno = EINVAL;
-		die("a plan value without a name: %.64s", item);
-	}
-	memcpy(name, item, (size_t)(tab - item));
-	name[tab - item] = '\0';
-	return tab + 1;
-}
-
-static void set_knob(const char *dir, const char *item)
-{
-	char name[128], path[4096];
-
-	item = split(item, name, sizeof(name));
-	snprintf(path, sizeof(path), "%s/%s", dir, name);
-	write_file(AT_FDCWD, path, item);
-}
-
-/* cgdir=, then cgset=, cgjoin=, cgfreeze= and cgoom= for that directory. */
-static void make_cgroups(const struct plan *plan, struct wf_init_config *c)
-{
-	const char *dir = NULL;
-
-	for (size_t i = 0; i < plan->n_items; i++) {
-		const char *key = plan->items[i].key;
-		const char *value = plan->items[i].value;
-
-		if (strcmp(key, "cgdir") == 0) {
-			dir = value;
-			if (mkdir(dir, 0755) < 0)
-				die("making the cgroup %s", dir);
-		} else if (strncmp(key, "cg", 2) == 0 && !dir) {
-			errno = EINVAL;
-			die("%s before any cgdir", key);
-		} else if (strcmp(key, "cgset") == 0) {
-			set_knob(dir, value);
-		} else if (strcmp(key, "cgjoin") == 0) {
-			if (c->n_join == 8) {
-				errno = E2BIG;
-				die("more than 8 cgroups");
-			}
-			c->join_fds[c->n_join++] = open_in(dir, value, O_WRONLY);
-		} else if (strcmp(key, "cgfreeze") == 0) {
-			c->freeze_kind = 1;
-			c->freeze_fd = open_in(dir, value, O_RDWR);
-			c->freeze_state_fd = c->freeze_fd;
-		} else if (strcmp(key, "cgfreeze2") == 0) {
-			c->freeze_kind = 2;
-			c->freeze_fd = open_in(dir, "cgroup.freeze", O_RDWR);
-			c->freeze_state_fd =
-				open_in(dir, "cgroup.events", O_RDONLY);
-		} else if (strcmp(key, "cgoom") == 0) {
-			c->oom_fd = open_in(dir, value, O_RDONLY);
-		}
-	}
-}
-
-/* A unix socket's path has 108 bytes: bound from inside its directory. */
-static int listen_in(const char *run)
-{
-	struct sockaddr_un address = { .sun_family = AF_UNIX,
-				       .sun_path = "sock" };
-	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-
-	if (fd < 0)
-		die("making the socket");
-	if (chdir(run) < 0)
-		die("chdir %s", run);
-	if (bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
-		die("binding %s/sock", run);
-	if (listen(fd, 64) < 0)
-		die("listening on %s/sock", run);
-	return fd;
-}
-
 static void map_single_id(uid_t uid, gid_t gid)
 {
 	char text[64];
 
-	write_file(AT_FDCWD, "/proc/self/setgroups", "deny");
+	place_write(AT_FDCWD, "/proc/self/setgroups", "deny");
 	snprintf(text, sizeof(text), "0 %u 1", uid);
-	write_file(AT_FDCWD, "/proc/self/uid_map", text);
+	place_write(AT_FDCWD, "/proc/self/uid_map", text);
 	snprintf(text, sizeof(text), "0 %u 1", gid);
-	write_file(AT_FDCWD, "/proc/self/gid_map", text);
+	place_write(AT_FDCWD, "/proc/self/gid_map", text);
 }
 
 /* All but the cgroup namespace, whose root is the group that one is in. */
@@ -327,8 +223,10 @@ int launch_main(void)
 	c.lock_fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 	if (c.lock_fd < 0)
 		die("opening the lock %s", lock);
-	c.listen_fd = listen_in(run);
-	make_cgroups(&plan, &c);
+	if (chdir(run) < 0)
+		die("chdir %s", run);
+	c.listen_fd = place_listen("sock");
+	place_cgroups(&plan, &c);
 	if (unshare(CLONE_NEWCGROUP) < 0)
 		die("namespaces of its own");
 	furniture_open(&plan, &furniture);
