@@ -1,0 +1,1 @@
+"""Sandboxes in virtual machines: QEMU's `microvm`, started from images and from saved memory."""

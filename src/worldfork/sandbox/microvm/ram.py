@@ -1,0 +1,226 @@
+"""A guest's memory: the file that its QEMU maps, and what a running guest has changed of it.
+
+Forks map one sealed file privately. Nothing can alter a sealed file, which matters because QEMU opens it for writing
+even where it maps it privately. What a fork writes becomes pages of its process alone, and the kernel tells them apart
+from those of the file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from worldfork.core.errors import ConfigError, OutOfSpace, SandboxDied
+from worldfork.sandbox.microvm.pages import PAGE_BYTES, Pages, Run, lay_pages
+
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+_ENTRY_BYTES = 8
+_PRIVATE = bytes(1 if entry & 0xC0 and not entry & 0x20 else 0 for entry in range(256))
+"""By the top byte of an entry of pagemap: present (bit 63) or swapped (62), and not of a file (61)."""
+_RUN_PATTERN = re.compile(b"\x01+")
+_FREE_SHARE = 0.9
+
+
+def new_ram(ram_bytes: int) -> int:
+    """Return the descriptor of an empty memory, for a template that writes into it.
+
+    Raises:
+        ConfigError: no whole number of pages.
+        OutOfSpace: the host has less memory than that.
+    """
+    if ram_bytes <= 0 or ram_bytes % PAGE_BYTES:
+        raise ConfigError(f"a guest cannot have {ram_bytes} bytes of memory", remedy=f"give a multiple of {PAGE_BYTES}")
+    fd = os.memfd_create("worldfork-ram", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, ram_bytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def seal(fd: int) -> None:
+    """Make a memory one that nobody can alter; the QEMU that wrote it must have ended.
+
+    Raises:
+        OSError: EBUSY: somebody still writes to it.
+    """
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+
+
+def is_sealed(fd: int) -> bool:
+    """Whether nobody can alter this memory."""
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    except OSError:
+        return False
+
+
+def assemble(files: Sequence[Path], ram_bytes: int) -> int:
+    """Return the descriptor of a sealed memory made of page files: the first generation, then what each later changed.
+
+    Raises:
+        NotFound: one is gone.
+        Corrupt: one is damaged.
+        OutOfSpace: the host has too little memory.
+    """
+    fd = new_ram(ram_bytes)
+    try:
+        need = sum(_size(path) for path in files)
+        free = available_bytes()
+        # The kernel grants pages of such a file when they are touched, and kills somebody if there are none.
+        if free is not None and need > free * _FREE_SHARE:
+            raise OutOfSpace(
+                f"a saved memory of {need} bytes does not fit into the {free} bytes that the host has free",
+                remedy="end other sandboxes first",
+                scope="host",
+            )
+        with mmap.mmap(fd, ram_bytes, access=mmap.ACCESS_WRITE) as memory:
+            for path in files:
+                lay_pages(path, memory)
+        seal(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def stored_pages(fd: int) -> Pages:
+    """Return all that a memory of its own holds, as the first generation. Close `data` before the descriptor.
+
+    The caller gets a view of the file itself, so that a large memory is not held twice.
+    """
+    size = os.fstat(fd).st_size
+    runs: list[Run] = []
+    at = 0
+    while at < size:
+        try:
+            at = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:
+            break
+        end = min(size, os.lseek(fd, at, os.SEEK_HOLE))
+        runs.append((at // PAGE_BYTES, -(-end // PAGE_BYTES) - at // PAGE_BYTES))
+        at = end
+    whole = memoryview(mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
+    if len(runs) == 1:
+        first, count = runs[0]
+        return Pages(size, tuple(runs), whole[first * PAGE_BYTES : (first + count) * PAGE_BYTES])
+    held = bytearray()
+    for first, count in runs:
+        held += whole[first * PAGE_BYTES : (first + count) * PAGE_BYTES]
+    return Pages(size, tuple(runs), memoryview(held))
+
+
+def private_pages(pid: int, ram_fd: int) -> Pages:
+    """Return what a stopped guest has changed of the memory that its QEMU maps privately.
+
+    Args:
+        pid: of the QEMU, which must belong to this user, or this process must be root.
+        ram_fd: of the memory.
+
+    Raises:
+        SandboxDied: there is no such process, or it does not map this memory.
+    """
+    size = os.fstat(ram_fd).st_size
+    try:
+        runs, places = _private_runs(pid, ram_fd)
+        data = bytearray(sum(count for _, count in runs) * PAGE_BYTES)
+        _read_memory(pid, places, memoryview(data))
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise SandboxDied(f"QEMU (process {pid}) has ended", step="memory") from error
+    return Pages(size, tuple(runs), memoryview(data))
+
+
+def private_bytes(pid: int, ram_fd: int) -> int:
+    """Return how much of its memory a guest has changed; it may go on meanwhile.
+
+    Raises:
+        SandboxDied: there is no such process, or it does not map this memory.
+    """
+    try:
+        runs, _ = _private_runs(pid, ram_fd)
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise SandboxDied(f"QEMU (process {pid}) has ended", step="memory") from error
+    return sum(count for _, count in runs) * PAGE_BYTES
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Return what the kernel says that new programs can use without swapping; None if it does not say."""
+    try:
+        text = meminfo.read_text(encoding="ascii")
+    except OSError:
+        return None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE)
+    return int(found.group(1)) * 1024 if found else None
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0  # whoever opens it says that it is gone
+
+
+def _private_runs(pid: int, ram_fd: int) -> tuple[list[Run], list[tuple[int, int]]]:
+    """Return the runs of private pages, and (address, length in bytes) of each."""
+    runs: list[Run] = []
+    places: list[tuple[int, int]] = []
+    pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for start, end, offset in _mappings(pid, ram_fd):
+            entries = _pread(pagemap, (end - start) // PAGE_BYTES * _ENTRY_BYTES, start // PAGE_BYTES * _ENTRY_BYTES)
+            for match in _RUN_PATTERN.finditer(entries[_ENTRY_BYTES - 1 :: _ENTRY_BYTES].translate(_PRIVATE)):
+                first, count = match.start(), match.end() - match.start()
+                runs.append((offset // PAGE_BYTES + first, count))
+                places.append((start + first * PAGE_BYTES, count * PAGE_BYTES))
+    finally:
+        os.close(pagemap)
+    return runs, places
+
+
+def _mappings(pid: int, ram_fd: int) -> list[tuple[int, int, int]]:
+    """Return (start, end, offset in the file) of where a process maps a file, by offset."""
+    info = os.fstat(ram_fd)
+    found = []
+    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            place, _, offset, device, inode = line.split(None, 5)[:5]
+            if int(inode) != info.st_ino or device != f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}":
+                continue
+            start, end = (int(part, 16) for part in place.split("-"))
+            found.append((start, end, int(offset, 16)))
+    if sum(end - start for start, end, _ in found) < info.st_size:
+        raise SandboxDied(f"process {pid} does not map this memory", step="memory")
+    return sorted(found, key=lambda mapping: mapping[2])
+
+
+def _read_memory(pid: int, places: Sequence[tuple[int, int]], into: memoryview) -> None:
+    handle = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        at = 0
+        for address, length in places:
+            done = 0
+            while done < length:
+                got = os.preadv(handle, [into[at + done : at + length]], address + done)
+                if got == 0:
+                    raise ProcessLookupError("its memory is gone")
+                done += got
+            at += length
+    finally:
+        os.close(handle)
+
+
+def _pread(handle: int, length: int, at: int) -> bytes:
+    parts = []
+    while length > 0:
+        part = os.pread(handle, length, at)
+        if not part:
+            raise ProcessLookupError("its page table is gone")
+        parts.append(part)
+        at += len(part)
+        length -= len(part)
+    return b"".join(parts)
