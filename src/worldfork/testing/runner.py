@@ -1,0 +1,149 @@
+"""Runs the checks, one after the other; none of them can hang the caller."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from worldfork.core.errors import ConfigError
+from worldfork.testing.adapter import Adapter
+from worldfork.testing.checks import CHECKS, Check, Finding, NotApplicable, Outcome, Wrong
+from worldfork.testing.trial import Trial
+
+MODULES = ("disk", "disk_kinds", "disk_writers", "live", "identity", "clock", "network", "connections")
+CLOSE_S = 60.0
+"""How long what a check started may take to end."""
+GRACE_S = 30.0
+"""How much later than its limits a check is given up that does not even let itself be cancelled."""
+LACKS = {
+    "memory": "its snapshots hold no memory",
+    "network": "its forks have no network",
+    "detached": "its snapshots end with the process that took them",
+    "processes": "nothing runs in it besides a command",
+    "limits": "it limits no disk",
+}
+
+Told = Callable[[Finding], None]
+
+
+def chosen_checks(only: Iterable[int] = ()) -> tuple[Check, ...]:
+    """Return the checks in order, all or those of these numbers.
+
+    Raises:
+        ConfigError: a number has no check.
+    """
+    for name in MODULES:
+        importlib.import_module(f"worldfork.testing.{name}")
+    wanted = sorted(set(only)) or sorted(CHECKS)
+    missing = [number for number in wanted if number not in CHECKS]
+    if missing:
+        raise ConfigError(f"there is no check {missing[0]}", remedy=f"they have numbers {min(CHECKS)} to {max(CHECKS)}")
+    return tuple(CHECKS[number] for number in wanted)
+
+
+async def run_check(adapter: Adapter, check: Check, named: str = "") -> Finding:
+    """Run one check with each kind of snapshot that it is about; what goes wrong, however, is its finding."""
+    start_s = time.monotonic()
+    outcome, detail = Outcome.PASS, ""
+    try:
+        abilities = adapter.abilities
+        lacking = [LACKS[need] for need in check.needs if not getattr(abilities, need)]
+        if lacking:
+            outcome, detail = Outcome.NOT_APPLICABLE, "; ".join(lacking)
+        else:
+            kinds = (True,) if "memory" in check.needs else (False, True) if abilities.memory else (False,)
+            for memory in kinds:
+                outcome, said = await _attempt(Trial(adapter, named, memory=memory), check)
+                if said:
+                    detail = f"with memory: {said}" if memory and len(kinds) > 1 else said
+                if outcome is not Outcome.PASS:
+                    break
+    except Exception as error:
+        outcome, detail = Outcome.FAIL, f"its abilities cannot be read: {_words(error)}"
+    return Finding(check.number, check.title, check.source, outcome, detail, time.monotonic() - start_s)
+
+
+async def _attempt(trial: Trial, check: Check) -> tuple[Outcome, str]:
+    outcome, detail = Outcome.PASS, ""
+    try:
+        async with asyncio.timeout(check.limit_s) as limit:
+            await check.body(trial)
+    except Wrong as error:
+        outcome, detail = Outcome.FAIL, str(error)
+    except NotApplicable as error:
+        outcome, detail = Outcome.NOT_APPLICABLE, str(error)
+    except TimeoutError as error:
+        detail = f"not done after {check.limit_s:.0f} s" if limit.expired() else f"unexpected error: {_words(error)}"
+        outcome = Outcome.FAIL
+    except Exception as error:
+        outcome, detail = Outcome.FAIL, f"unexpected error: {_words(error)}"
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await trial.close()
+    except Exception as error:
+        said = f"not everything ended within {CLOSE_S:.0f} s" if isinstance(error, TimeoutError) else _words(error)
+        # The first thing that went wrong is the evidence; an end that failed may only follow from it.
+        if outcome is not Outcome.FAIL:
+            outcome, detail = Outcome.FAIL, said
+    return outcome, detail
+
+
+def _words(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:400]
+    return text if isinstance(error, Wrong) else f"{type(error).__name__}: {text}"
+
+
+def run_checks(
+    adapter: Adapter, only: Iterable[int] = (), *, named: str = "", told: Told | None = None
+) -> list[Finding]:
+    """Run the checks in a thread of their own and return what they found, in order.
+
+    An adapter that blocks the event loop for good fails the check that it blocks; those after it cannot be run and
+    fail with that reason.
+
+    Args:
+        named: what `load_adapter` finds the adapter by, for checks that need another process.
+        told: called with each finding as it comes.
+
+    Raises:
+        ConfigError: a number has no check.
+    """
+    checks = chosen_checks(only)
+    findings: list[Finding] = []
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="worldfork-verify", daemon=True)
+    thread.start()
+    blocked = ""
+    try:
+        for check in checks:
+            found = None if blocked else _waited(loop, adapter, check, named)
+            if found is None:
+                why = blocked or f"the adapter blocks the event loop: nothing after {_patience_s(check):.0f} s"
+                blocked = blocked or f"not run: the adapter blocks the event loop since check {check.number}"
+                found = Finding(check.number, check.title, check.source, Outcome.FAIL, why, 0.0)
+            findings.append(found)
+            if told is not None:
+                told(found)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        if not blocked:
+            thread.join(GRACE_S)
+            if not thread.is_alive():
+                loop.close()
+    return findings
+
+
+def _patience_s(check: Check) -> float:
+    return 2 * (check.limit_s + CLOSE_S) + GRACE_S
+
+
+def _waited(loop: asyncio.AbstractEventLoop, adapter: Adapter, check: Check, named: str) -> Finding | None:
+    future = asyncio.run_coroutine_threadsafe(run_check(adapter, check, named), loop)
+    try:
+        return future.result(_patience_s(check))
+    except TimeoutError:
+        future.cancel()
+        return None
