@@ -19,7 +19,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"worlds"}),  # a world is made once with what lineage offers
     frozenset({"reward"}),
     frozenset({"rollout"}),
-    frozenset({"search", "evaluation"}),
+    frozenset({"search", "evaluation", "testing"}),
     frozenset({""}),  # the package itself: the public names
     frozenset({"server", "integrations"}),
     frozenset({"cli"}),

@@ -25,6 +25,7 @@ from worldfork.cli import (
     store,
     tasks,
     upkeep,
+    verify,
 )
 from worldfork.cli.printing import note
 
@@ -57,6 +58,7 @@ def root(
 
 app.command()(upkeep.doctor)
 app.command()(demo.demo)
+app.command()(verify.verify)
 app.command()(sandboxes.create)
 app.command()(sandboxes.ls)
 app.command("exec", context_settings={"allow_interspersed_args": False})(execute.execute)
