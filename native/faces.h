@@ -3,5 +3,7 @@
 
 int launch_main(void);
 int reroot_main(void);
+int keep_main(void);
+int guest_main(void);
 
 #endif

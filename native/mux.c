@@ -80,6 +80,7 @@ void mux_reset(struct mux *mux, uint32_t generation)
 	streams_void(mux);
 	mux->held = false;
 	mux->resetting = true;
+	mux->quiets = 0;
 	mux->generation = generation;
 	mux_send(mux, MUX_RESET, 0, &generation, sizeof generation);
 }
@@ -90,6 +91,7 @@ void mux_quiesce(struct mux *mux)
 		return;
 	mux_send(mux, MUX_QUIESCE, 0, NULL, 0);
 	mux->held = true;
+	mux->quiets++;
 }
 
 static void go_on(struct mux *mux)
@@ -132,9 +134,11 @@ static bool reset_frame(struct mux *mux, const uint8_t *payload, uint32_t size)
 static bool rest_frame(struct mux *mux, uint16_t kind)
 {
 	if (mux->host) {
-		if (kind != MUX_QUIET || !mux->held)
+		if (kind != MUX_QUIET || !mux->quiets)
 			return false;
-		mux->calls->event(mux, MUX_QUIET);
+		/* A GO may have been sent before this answer came. */
+		if (--mux->quiets == 0 && mux->held)
+			mux->calls->event(mux, MUX_QUIET);
 	} else if (kind == MUX_QUIESCE && !mux->held) {
 		mux_send(mux, MUX_QUIET, 0, NULL, 0);
 		mux->held = true;

@@ -28,8 +28,9 @@
  *
  * A stream to `launch` or `reroot` is the socket that this face has as
  * descriptor 3: the plan goes in, frames as in proto.h come out. The guest
- * holds its end of the launched sandbox's socket open after the stream, so
- * that a void stream is not the end of an owner.
+ * holds its end of the launched sandbox's socket open after the stream: only
+ * the end of the host's direction (CLOSE 0) ends a launch, or the sandbox as
+ * the end of its owner would; a stream that is gone or void does not.
  *
  * Bodies of CONTROL (items: "key=value", each with a NUL behind):
  *  PREPARE    items, done in order: mkdir=PATH; mount=SOURCE\tTARGET\tTYPE\t
@@ -148,6 +149,7 @@ struct mux {
 	bool host, broken;
 	bool held;	/* frames wait in `later` */
 	bool resetting; /* the host's, until the answer */
+	unsigned quiets; /* the host's: QUIESCE without its QUIET */
 	uint32_t generation;
 	uint16_t last_id;
 	size_t turn; /* whose data comes first */

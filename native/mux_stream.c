@@ -49,18 +49,17 @@ static void send_end(struct mux *mux, struct mux_stream *s, uint8_t gone)
 /* After any change: what both sides have ended is forgotten. */
 static void settle(struct mux_stream *s)
 {
-	if (s->got_end && !s->in.len && !s->shut && s->fd >= 0) {
+	if (s->got_end && s->sent_end) {
+		s->id = 0;
+		if (s->in.len && s->fd >= 0)
+			return;
+		leave(s);
+		s->used = false;
+	} else if (s->got_end && !s->in.len && !s->shut && s->fd >= 0) {
 		s->shut = true;
-		if (shutdown(s->fd, SHUT_WR) < 0)
-			s->shut = true; /* a pipe, or the peer is gone: its end shows when read */
+		/* Where the peer is gone, its end shows when read. */
+		(void)shutdown(s->fd, SHUT_WR);
 	}
-	if (!s->sent_end || !s->got_end)
-		return;
-	s->id = 0;
-	if (s->in.len && s->fd >= 0)
-		return;
-	leave(s);
-	s->used = false;
 }
 
 void streams_void(struct mux *mux)

@@ -7,11 +7,16 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* What PID 1 exits with once it serves; lineage/deaths.py has the same. */
+/* What PID 1, or keep, exits with once it serves; lineage/deaths.py has the
+ * same. */
 enum wf_end {
 	WF_END_ASKED = 0, /* by a client, or because the owner ended */
 	WF_END_BROKEN = 1,
 	WF_END_TIME = 2,  /* its lifetime is over */
+	/* Of keep alone: */
+	WF_END_MACHINE = 3, /* the machine's process ended */
+	WF_END_GUEST = 4,   /* the guest broke the rules of the wire */
+	WF_END_INIT = 5,    /* a signal ended PID 1 of the sandbox in the guest */
 };
 
 struct wf_init_config {

@@ -1,0 +1,48 @@
+/* PID 1 of a virtual machine, between guest.c's files. */
+#ifndef WF_GUEST_H
+#define WF_GUEST_H
+
+#include "mux.h"
+
+#include <sys/types.h>
+
+enum { GUEST_WORKERS = 32, GUEST_PARKED = 64 };
+
+struct worker {
+	pid_t pid;    /* 0: a free place */
+	uint32_t tag; /* of the SYNC that waits for it; 0 none */
+};
+
+struct guest {
+	struct mux mux;
+	int port_fd, signal_fd, proc_fd, program_fd, pid_fd;
+	int leash_fd; /* the launched sandbox's connection 0; -1 none */
+	struct worker workers[GUEST_WORKERS];
+	bool ended, told;
+	int32_t status; /* of the sandbox's PID 1, once it has ended */
+};
+
+extern struct guest guest;
+
+/* Into the kernel's log, which the host may show. */
+void guest_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Modules, mounts and a root that can be pivoted away from. */
+void guest_boot(void);
+_Noreturn void guest_stop(void);
+
+void guest_answer(uint16_t op, uint32_t tag, int error, const void *body, size_t size);
+void guest_control(struct mux *mux, const uint8_t *payload, uint32_t size);
+/* Does the items of PREPARE; 0 or an errno, with the item in `failed`. */
+int guest_prepare(char *text, size_t size, const char **failed);
+
+int guest_open(struct mux *mux, uint16_t target, const char *argument);
+/* A child with nothing of PID 1's but descriptors 0 to 2; its pid, or -1. */
+pid_t guest_fork(uint32_t tag, int keep_fd);
+void guest_reap(void);
+/* PID 1 of the sandbox as seen from here, or 0. */
+pid_t guest_sandbox(void);
+
+/* Writes the records of the tree below `dir` to `fd`; 0 or an errno. */
+int export_tree(int dir, int fd);
+
+#endif

@@ -1,0 +1,120 @@
+/* PREPARE: the file systems of a guest, as the host tells them. */
+#define _GNU_SOURCE
+#include "guest.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { DEVICE_TRIES = 500, MOUNT_FIELDS = 5 };
+
+static int await_device(const char *path)
+{
+	const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
+	struct stat st;
+	for (int tries = 0; strncmp(path, "/dev/", 5) == 0 && stat(path, &st) < 0; tries++) {
+		if (errno != ENOENT || tries == DEVICE_TRIES)
+			return errno;
+		nanosleep(&pause, NULL);
+	}
+	return 0;
+}
+
+static int mount_flags(char *words, unsigned long *flags)
+{
+	static const struct {
+		const char *word;
+		unsigned long flag;
+	} known[] = {{"ro", MS_RDONLY},	  {"nosuid", MS_NOSUID},   {"nodev", MS_NODEV},
+		     {"noexec", MS_NOEXEC}, {"noatime", MS_NOATIME}};
+	char *rest = NULL;
+	*flags = 0;
+	for (char *word = strtok_r(words, ",", &rest); word; word = strtok_r(NULL, ",", &rest)) {
+		size_t i = 0, n = sizeof known / sizeof *known;
+		while (i < n && strcmp(known[i].word, word) != 0)
+			i++;
+		if (i == n)
+			return EINVAL;
+		*flags |= known[i].flag;
+	}
+	return 0;
+}
+
+/* SOURCE\tTARGET\tTYPE\tWORDS\tDATA */
+static int do_mount(char *value)
+{
+	char *field[MOUNT_FIELDS];
+	unsigned long flags;
+	for (int i = 0; i < MOUNT_FIELDS; i++) {
+		char *tab = strchr(value, '\t');
+		field[i] = value;
+		if (!tab && i < MOUNT_FIELDS - 1)
+			return EINVAL;
+		if (tab && i < MOUNT_FIELDS - 1) {
+			*tab = '\0';
+			value = tab + 1;
+		}
+	}
+	int error = mount_flags(field[3], &flags);
+	if (!error)
+		error = await_device(field[0]);
+	if (error)
+		return error;
+	return mount(field[0], field[1], field[2], flags, *field[4] ? field[4] : NULL) < 0 ? errno : 0;
+}
+
+static int do_write(const char *path, const char *text)
+{
+	size_t size = strlen(text);
+	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return errno;
+	errno = EIO;
+	int error = write(fd, text, size) == (ssize_t)size ? 0 : errno;
+	if (close(fd) < 0 && !error)
+		error = errno;
+	return error;
+}
+
+static int do_item(const char *key, char *value)
+{
+	if (strcmp(key, "mkdir") == 0)
+		return mkdir(value, 0755) < 0 && errno != EEXIST ? errno : 0;
+	if (strcmp(key, "mount") == 0)
+		return do_mount(value);
+	if (strcmp(key, "umount") == 0)
+		return umount2(value, UMOUNT_NOFOLLOW) < 0 ? errno : 0;
+	if (strcmp(key, "drop") == 0)
+		return do_write("/proc/sys/vm/drop_caches", "3");
+	if (strcmp(key, "write") == 0) {
+		char *tab = strchr(value, '\t');
+		if (!tab)
+			return EINVAL;
+		*tab = '\0';
+		return do_write(value, tab + 1);
+	}
+	return EINVAL;
+}
+
+int guest_prepare(char *text, size_t size, const char **failed)
+{
+	if (size == 0 || text[size - 1] != '\0')
+		return EINVAL;
+	for (size_t at = 0; at < size;) {
+		char *item = text + at, *equals = strchr(item, '=');
+		at += strlen(item) + 1;
+		*failed = item;
+		if (!equals)
+			return EINVAL;
+		*equals = '\0';
+		int error = do_item(item, equals + 1);
+		*equals = '='; /* what an error names, up to its first tab */
+		if (error)
+			return error;
+	}
+	return 0;
+}
