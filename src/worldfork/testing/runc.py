@@ -73,7 +73,7 @@ class PlainRunc:
         if memory:
             raise SandboxError("directory copies hold no memory")
         called = f"copy-{secrets.token_hex(6)}"
-        await _do("cp", "-a", str(self._home / sandbox / "rootfs"), str(self._home / called))
+        await self._copy(self._home / sandbox / "rootfs", self._home / called)
         return called
 
     async def fork(self, snapshot: str, n: int) -> Sequence[str]:
@@ -81,8 +81,12 @@ class PlainRunc:
         started = []
         for _ in range(n):
             bundle = self._bundle("")
-            await _do("cp", "-a", str(self._home / snapshot), str(bundle / "rootfs"))
-            started.append(await self._start(bundle))
+            try:
+                await self._copy(self._home / snapshot, bundle / "rootfs")
+                started.append(await self._start(bundle))
+            except BaseException:
+                await _do("rm", "-rf", "--one-file-system", str(bundle))
+                raise
         return started
 
     async def end(self, called: str) -> None:
@@ -93,6 +97,13 @@ class PlainRunc:
         for empty in (self._state, self._home):
             with contextlib.suppress(OSError):
                 Path(empty).rmdir()
+
+    async def _copy(self, source: Path, target: Path) -> None:
+        try:
+            await _do("cp", "-a", str(source), str(target))
+        except BaseException:
+            await _do("rm", "-rf", "--one-file-system", str(target))
+            raise
 
     def _runc(self) -> tuple[str, ...]:
         return ("runc", "--root", self._state)

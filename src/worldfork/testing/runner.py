@@ -113,13 +113,11 @@ def run_checks(
     """
     checks = chosen_checks(only)
     findings: list[Finding] = []
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="worldfork-verify", daemon=True)
-    thread.start()
+    side = _Side()
     blocked = ""
     try:
         for check in checks:
-            found = None if blocked else _waited(loop, adapter, check, named)
+            found = None if blocked else side.run(adapter, check, named)
             if found is None:
                 why = blocked or f"the adapter blocks the event loop: nothing after {_patience_s(check):.0f} s"
                 blocked = blocked or f"not run: the adapter blocks the event loop since check {check.number}"
@@ -128,11 +126,7 @@ def run_checks(
             if told is not None:
                 told(found)
     finally:
-        loop.call_soon_threadsafe(loop.stop)
-        if not blocked:
-            thread.join(GRACE_S)
-            if not thread.is_alive():
-                loop.close()
+        side.stop(0.0 if blocked else GRACE_S)
     return findings
 
 
@@ -140,10 +134,34 @@ def _patience_s(check: Check) -> float:
     return 2 * (check.limit_s + CLOSE_S) + GRACE_S
 
 
-def _waited(loop: asyncio.AbstractEventLoop, adapter: Adapter, check: Check, named: str) -> Finding | None:
-    future = asyncio.run_coroutine_threadsafe(run_check(adapter, check, named), loop)
-    try:
-        return future.result(_patience_s(check))
-    except TimeoutError:
-        future.cancel()
-        return None
+class _Side:
+    """An event loop in a thread of its own, so that an adapter that blocks it does not block the caller."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop
+        self._over: asyncio.Event
+        ready = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(ready)), name="worldfork-verify", daemon=True
+        )
+        self._thread.start()
+        ready.wait()
+
+    def run(self, adapter: Adapter, check: Check, named: str) -> Finding | None:
+        """Run a check to its end; None where it does not come back."""
+        future = asyncio.run_coroutine_threadsafe(run_check(adapter, check, named), self._loop)
+        try:
+            return future.result(_patience_s(check))
+        except TimeoutError:
+            future.cancel()
+            return None
+
+    def stop(self, wait_s: float) -> None:
+        """Ask the thread to end, and wait so long for it."""
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(wait_s)
+
+    async def _serve(self, ready: threading.Event) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        ready.set()
+        await self._over.wait()
