@@ -72,7 +72,8 @@ static void run(int agent, char *line) {
         char device[100], type[20];
         sscanf(line + 2, "%99s %19s", device, type);
         mkdir("/mnt", 0755);
-        dprintf(agent, "mount %s\n", mount(device, "/mnt", type, strcmp(type, "ext4") ? MS_RDONLY : 0, "") ? strerror(errno) : "done");
+        int failed = mount(device, "/mnt", type, strcmp(type, "ext4") ? MS_RDONLY : 0, "");
+        dprintf(agent, "mount %s\n", failed ? strerror(errno) : "done");
     } else if (line[0] == 'r') { /* read a file */
         char text[200] = "";
         int file = open(line + 2, O_RDONLY);
