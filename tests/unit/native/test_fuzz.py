@@ -1,4 +1,4 @@
-"""The two decoders of untrusted bytes against a bounded, repeatable number of broken inputs."""
+"""The decoders of untrusted bytes against a bounded, repeatable number of broken inputs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def compiled(name: str, directory: Path) -> Path:
         pytest.skip("no C compiler")
     out = directory / name
     line = [compiler, "-std=gnu11", "-O1", "-g", "-o", str(out), str(NATIVE / "tests" / f"{name}.c")]
-    line.append(str(NATIVE / "frame.c"))
+    line += [str(NATIVE / source) for source in ("frame.c", "mux.c", "mux_stream.c")]
     if subprocess.run([*line, *SANITIZE], capture_output=True, check=False).returncode:
         subprocess.run(line, check=True)
     return out
 
 
-@pytest.mark.parametrize("name", ["fuzz_frame", "fuzz_exec"])
+@pytest.mark.parametrize("name", ["fuzz_frame", "fuzz_exec", "fuzz_mux"])
 @pytest.mark.parametrize("seed", ["1", "20000001"])
 def test_broken_bytes_never_break_a_decoder(name: str, seed: str, tmp_path: Path) -> None:
     program = compiled(name, tmp_path)
