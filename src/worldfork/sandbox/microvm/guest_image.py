@@ -1,0 +1,273 @@
+"""What every guest starts from: a kernel and an initrd, made from the distribution's kernel package."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from worldfork.core.errors import ConfigError, Corrupt, DriverUnavailable, NotFound
+from worldfork.core.ids import content_id
+from worldfork.core.remove import remove_tree
+from worldfork.core.whole_file import whole_file
+from worldfork.sandbox.microvm import initrd
+from worldfork.sandbox.microvm.kernel import extract_kernel
+
+PACKAGE = "linux-image-cloud-amd64"
+"""A small kernel for virtual machines; it names the package of its latest version as what it depends on."""
+REMEDY = "worldfork image build --driver microvm"
+
+_FORMAT = b"guest-1"
+_KERNEL, _INITRD, _MANIFEST = "vmlinux", "initrd", "manifest.json"
+_KERNELS = "kernels"
+_DOWNLOAD_S = 600.0
+_UNPACK_S = 120.0
+_VERSIONED = re.compile(r"^\s*\|?Depends: (linux-image-\d\S*)$", re.MULTILINE)
+_RELEASE = re.compile(r"[A-Za-z0-9._+~-]{1,100}", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class KernelFiles:
+    """A kernel on this machine's disk, to be read and never to be started as the machine's own."""
+
+    release: str
+    vmlinuz: Path
+    modules: Path
+    """The directory with its modules, somewhere below."""
+
+
+@dataclass(frozen=True)
+class GuestImage:
+    """A kernel and an initrd that are ready to start."""
+
+    id: str
+    release: str
+    """Of the kernel."""
+    kernel: Path
+    initrd: Path
+
+
+@dataclass(frozen=True)
+class ImagePlan:
+    """What making an image will take; made without doing any of it."""
+
+    kernel: KernelFiles | None
+    """None: its package is downloaded."""
+    steps: tuple[str, ...]
+    seconds: int
+    """About."""
+    disk_bytes: int
+    """About, at the most, while it is made."""
+
+
+def plan_image(images: Path, kernel: KernelFiles | None = None) -> ImagePlan:
+    """Say what `build_image` will need on this machine.
+
+    Args:
+        images: such as `home/images`.
+        kernel: taken instead of what is found.
+
+    Raises:
+        DriverUnavailable: there is no kernel, and no way to get one.
+    """
+    found = kernel or find_kernel(images)
+    making = f"unpack the kernel and pack an initrd into {images}"
+    if found is not None:
+        return ImagePlan(found, (f"use the kernel {found.release} at {found.vmlinuz}", making), 5, 80 << 20)
+    if platform.machine() != "x86_64":
+        raise DriverUnavailable(f"guests are made for x86_64, and this machine is {platform.machine()}")
+    for program in ("apt-get", "apt-cache", "dpkg-deb"):
+        if shutil.which(program) is None:
+            raise DriverUnavailable(
+                f"this machine has no kernel package and no {program} to get one",
+                remedy=f"{REMEDY} --kernel VMLINUZ --modules DIRECTORY, from {PACKAGE} of Debian",
+                lacks=program,
+            )
+    steps = (f"download the package of {PACKAGE} (30 MB) with apt-get; it is unpacked and not installed", making)
+    return ImagePlan(None, steps, 30, 250 << 20)
+
+
+def find_kernel(images: Path) -> KernelFiles | None:
+    """Return a kernel that was fetched before, or else the newest cloud kernel that is installed."""
+    fetched = sorted(_with_modules((images / _KERNELS).glob("*/vmlinuz")), key=lambda files: _order(files.release))
+    if fetched:
+        return fetched[-1]
+    # A kernel for all hardware works as well, but not every one has the few modules that are needed.
+    installed = sorted(_installed(Path("/")), key=lambda files: _order(files.release))
+    return installed[-1] if installed else None
+
+
+def _with_modules(kernels: Iterator[Path]) -> Iterator[KernelFiles]:
+    for vmlinuz in kernels:
+        if (vmlinuz.parent / "modules").is_dir():
+            yield KernelFiles(vmlinuz.parent.name, vmlinuz, vmlinuz.parent / "modules")
+
+
+def _installed(root: Path) -> Iterator[KernelFiles]:
+    for vmlinuz in (root / "boot").glob("vmlinuz-*"):
+        release = vmlinuz.name.removeprefix("vmlinuz-")
+        modules = root / "lib/modules" / release
+        if "cloud" in release and (modules / "kernel").is_dir() and os.access(vmlinuz, os.R_OK):
+            yield KernelFiles(release, vmlinuz, modules)
+
+
+def _order(release: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", release)]
+
+
+def fetch_kernel(images: Path) -> KernelFiles:
+    """Download the kernel package of the distribution and keep what guests need of it. Blocking.
+
+    Nothing is installed, and no right of root is needed.
+
+    Raises:
+        DriverUnavailable: the package is not to be had; the remedy says what to do.
+    """
+    kernels = images / _KERNELS
+    kernels.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=".part-", dir=kernels))
+    try:
+        package = _versioned_package()
+        _run(["apt-get", "download", "-q", package], place, _DOWNLOAD_S, "sudo apt-get update, and try again")
+        files = list(place.glob("*.deb"))
+        if len(files) != 1:
+            raise DriverUnavailable(f"apt-get downloaded no {package}", remedy="sudo apt-get update, and try again")
+        _run(["dpkg-deb", "-x", files[0].name, "root"], place, _UNPACK_S, "try again with more disk space")
+        found = list(_installed(place / "root"))
+        if not found:
+            raise DriverUnavailable(f"the package {package} holds no kernel with modules")
+        return _keep(kernels, place, found[0])
+    finally:
+        remove_tree(place)
+
+
+def _keep(kernels: Path, place: Path, found: KernelFiles) -> KernelFiles:
+    """Move a kernel and the few modules that guests load to where they stay."""
+    kept = place / "kept"
+    (kept / "modules").mkdir(parents=True)
+    for name, content in initrd.find_modules(found.modules):
+        (kept / "modules" / f"{name}.ko").write_bytes(content)
+    built_in = found.modules / "modules.builtin"
+    if built_in.exists():
+        shutil.copyfile(built_in, kept / "modules" / built_in.name)
+    shutil.copyfile(found.vmlinuz, kept / "vmlinuz")
+    target = kernels / found.release
+    if not target.exists():
+        try:
+            os.rename(kept, target)
+        except OSError:
+            if not target.exists():  # else somebody else was first
+                raise
+    return KernelFiles(found.release, target / "vmlinuz", target / "modules")
+
+
+def _versioned_package() -> str:
+    text = _run(["apt-cache", "depends", PACKAGE], Path("/"), _UNPACK_S, "sudo apt-get update, and try again")
+    found = _VERSIONED.search(text)
+    if found is None:
+        raise DriverUnavailable(
+            f"this distribution has no package {PACKAGE}",
+            remedy=f"{REMEDY} --kernel VMLINUZ --modules DIRECTORY, from {PACKAGE} of Debian",
+            lacks=PACKAGE,
+        )
+    return found.group(1)
+
+
+def _run(argv: list[str], directory: Path, limit_s: float, remedy: str) -> str:
+    try:
+        done = subprocess.run(
+            argv,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=limit_s,
+            env={**os.environ, "LC_ALL": "C"},
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired:
+        raise DriverUnavailable(f"{argv[0]} did not end within {limit_s:g} s", remedy=remedy) from None
+    except OSError as error:
+        raise DriverUnavailable(f"{argv[0]} could not be started: {error.strerror}", remedy=remedy) from error
+    if done.returncode:
+        words = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise DriverUnavailable(f"{' '.join(argv)} failed: {words}", remedy=remedy)
+    return done.stdout.decode(errors="replace")
+
+
+def build_image(images: Path, kernel: KernelFiles, init: bytes) -> GuestImage:
+    """Return the image of a kernel and an init program, made if it is not there yet. Blocking.
+
+    Args:
+        images: such as `home/images`.
+        kernel: from `find_kernel`, `fetch_kernel`, or named by the user.
+        init: a static program, which becomes `/init`.
+
+    Raises:
+        ConfigError: the files are none of a kernel.
+        DriverUnavailable: the kernel lacks a module.
+    """
+    if not _RELEASE.fullmatch(kernel.release):
+        raise ConfigError(f"{kernel.release!r} is no release of a kernel", remedy="name the kernel's own")
+    if not init.startswith(b"\x7fELF"):
+        raise ConfigError("init is no program", remedy="install Worldfork again")
+    try:
+        packed = kernel.vmlinuz.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{kernel.vmlinuz} cannot be read: {error.strerror}", remedy="name another kernel") from error
+    modules = initrd.find_modules(kernel.modules)
+    name = content_id(_FORMAT, packed, init, *(part for module, body in modules for part in (module.encode(), body)))
+    # One that is damaged is made again.
+    with contextlib.suppress(NotFound, Corrupt):
+        return read_image(images, name)
+    contents = {_KERNEL: extract_kernel(packed), _INITRD: initrd.build(init, modules)}
+    place = images / name
+    place.mkdir(parents=True, exist_ok=True)
+    for file, content in contents.items():
+        with whole_file(place / file) as part:
+            part.write_bytes(content)
+    # Written last: what has a manifest is complete.
+    sizes = {file: len(content) for file, content in contents.items()}
+    with whole_file(place / _MANIFEST) as part:
+        part.write_text(json.dumps({"format": 1, "release": kernel.release, "sizes": sizes}, indent=1) + "\n")
+    return GuestImage(name, kernel.release, place / _KERNEL, place / _INITRD)
+
+
+def read_image(images: Path, id: str) -> GuestImage:
+    """Return an image that was made before.
+
+    Raises:
+        NotFound: there is none with this id.
+        Corrupt: a file of it is gone or has another size.
+    """
+    place = images / id
+    try:
+        manifest = json.loads((place / _MANIFEST).read_text(encoding="utf-8")) if _DIGEST.fullmatch(id) else None
+    except FileNotFoundError:
+        manifest = None
+    except ValueError:
+        manifest = {}
+    if manifest is None:
+        raise NotFound(f"there is no guest image {id}", remedy=REMEDY, id=id)
+    release, sizes = manifest.get("release"), manifest.get("sizes")
+    actual = {name: _size(place / name) for name in (_KERNEL, _INITRD)}
+    if not isinstance(release, str) or sizes != actual:
+        raise Corrupt(
+            f"the guest image {id} is damaged", remedy=f"remove {place}, then {REMEDY}", expected=sizes, actual=actual
+        )
+    return GuestImage(id, release, place / _KERNEL, place / _INITRD)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
