@@ -243,7 +243,7 @@ def test_the_end_of_the_one_who_asked_for_quiet_is_a_go(keep: Keep) -> None:
 
 
 def test_the_machine_gets_what_it_was_given_and_no_more(keep: Keep) -> None:
-    fds, environ, leads = eval(keep.control().ask(stand_in.TELL).body)  # noqa: S307 - our own program's repr
+    fds, environ, leads = eval(keep.control().ask(stand_in.TELL).body)
     assert set(fds) - {"3"} == {"0", "1", "2", "16", "17"}, "3 is the directory that it lists"
     assert environ.get("WORD") == "here"
     assert set(environ) <= {"WORD", "LC_CTYPE"}
