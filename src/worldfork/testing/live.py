@@ -91,14 +91,13 @@ async def _after_going_back(trial: Trial) -> None:
     box = await trial.create()
     await box.write("state", "before")
     snapshot = await trial.snapshot(box)
-    slowest_s = 0.0
     for turn in range(10):
         await box.write("state", f"after {turn}")
         await trial.end(box)
         box = await trial.one(snapshot)
         start_s = time.monotonic()
         found = await box.read("state")
-        slowest_s = max(slowest_s, time.monotonic() - start_s)
+        took_s = time.monotonic() - start_s
         expect(found == "before", f"after going back {turn + 1} times the state is {found!r}")
-    # Minutes were reported; what is asked for is less than a machine under load may need.
-    expect(slowest_s < 5, f"the first command after going back took {slowest_s:.1f} s")
+        # Minutes were reported elsewhere; a machine under load may take more than the one second that is wanted.
+        expect(took_s < 5, f"the first command after going back took {took_s:.1f} s")
