@@ -57,8 +57,10 @@ static void mount_at(const char *target, const char *type, unsigned long flags, 
 		fail(target);
 }
 
-static void load_module(const char *path)
+static void load_module(const char *name)
 {
+	char path[256];
+	snprintf(path, sizeof path, "/modules/%s", name);
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0 || (syscall(SYS_finit_module, fd, "", 0) < 0 && errno != EEXIST))
 		guest_say("module %s: %s", path, strerror(errno));
@@ -70,16 +72,16 @@ static void load_module(const char *path)
 static void load_modules(void)
 {
 	static char list[MODULES_MAX];
-	int fd = open("/modules.list", O_RDONLY | O_CLOEXEC);
+	int fd = open("/modules/order", O_RDONLY | O_CLOEXEC);
 	ssize_t n = fd < 0 ? 0 : read(fd, list, sizeof list - 1);
 	char *rest = NULL;
 	if (fd >= 0)
 		close(fd);
 	if (n < 0)
-		fail("/modules.list");
+		fail("/modules/order");
 	list[n] = '\0';
-	for (char *path = strtok_r(list, "\n", &rest); path; path = strtok_r(NULL, "\n", &rest))
-		load_module(path);
+	for (char *name = strtok_r(list, "\n", &rest); name; name = strtok_r(NULL, "\n", &rest))
+		load_module(name);
 }
 
 /* A sealed copy in memory: nothing inside can alter what PID 1 starts. */
@@ -117,7 +119,7 @@ static void change_root(void)
 		if (mkdir(target, 0755) < 0 || mount(moved[i], target, NULL, MS_MOVE, NULL) < 0)
 			fail(target);
 	}
-	(void)unlink("/modules.list");
+	(void)unlink("/modules/order");
 	(void)unlink("/init");
 	if (chdir("/root.new") < 0 || mount(".", "/", NULL, MS_MOVE, NULL) < 0 || chroot(".") < 0 ||
 	    chdir("/") < 0)
