@@ -120,7 +120,8 @@ class Qmp:
             await self._writable()
             sent = socket.send_fds(self._socket, [data], list(fds))
             data = data[sent:]
-        await self._loop.sock_sendall(self._socket, data)
+        if data:
+            await self._loop.sock_sendall(self._socket, data)
 
     async def _writable(self) -> None:
         ready = asyncio.Event()
