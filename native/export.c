@@ -2,30 +2,21 @@
  * through no link and onto no other file system. */
 #define _GNU_SOURCE
 #include "builtin.h"
+#include "export.h"
 #include "guest.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
-#include <sys/xattr.h>
 #include <unistd.h>
 
 enum {
 	NAME_MAX_BYTES = 64 * 1024,
 	DEPTH_MAX = 1000,
-	XATTRS_MAX = 1024 * 1024,
-	XATTR_VALUE_MAX = 64 * 1024,
 	BLOCK = 128 * 1024,
-};
-
-struct names {
-	char **at;
-	size_t len, cap;
 };
 
 struct export {
@@ -34,8 +25,7 @@ struct export {
 	uint64_t *met; /* inodes with more than one name, open addressing, 0 free */
 	size_t n_met, cap_met;
 	size_t name_len;
-	uint8_t *xattrs;
-	size_t xattrs_len;
+	struct export_xattrs xattrs;
 	char name[NAME_MAX_BYTES + 256];
 	uint8_t block[BLOCK];
 };
@@ -72,99 +62,6 @@ static int meet(struct export *e, uint64_t inode)
 	return met;
 }
 
-static int by_bytes(const void *a, const void *b)
-{
-	return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-static void forget_names(struct names *names)
-{
-	for (size_t i = 0; i < names->len; i++)
-		free(names->at[i]);
-	free(names->at);
-}
-
-static int add_name(struct names *names, const char *name)
-{
-	if (names->len == names->cap) {
-		size_t cap = names->cap ? names->cap * 2 : 64;
-		char **more = realloc(names->at, cap * sizeof *more);
-		if (!more)
-			return ENOMEM;
-		names->at = more;
-		names->cap = cap;
-	}
-	names->at[names->len] = strdup(name);
-	return names->at[names->len] ? (names->len++, 0) : ENOMEM;
-}
-
-static int list(int dir, struct names *names)
-{
-	int copy = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), error = 0;
-	DIR *stream = copy < 0 ? NULL : fdopendir(copy);
-	struct dirent *entry;
-	if (!stream) {
-		error = errno;
-		if (copy >= 0)
-			close(copy);
-		return error;
-	}
-	while (!error && (errno = 0, entry = readdir(stream)))
-		if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-			error = add_name(names, entry->d_name);
-	if (!error)
-		error = errno;
-	closedir(stream);
-	if (!error && names->len)
-		qsort(names->at, names->len, sizeof *names->at, by_bytes);
-	return error;
-}
-
-static int add_xattr(struct export *e, const char *path, const char *name, bool through_fd)
-{
-	static uint8_t value[XATTR_VALUE_MAX];
-	ssize_t n = through_fd ? getxattr(path, name, value, sizeof value) :
-				 lgetxattr(path, name, value, sizeof value);
-	uint16_t name_len = (uint16_t)strlen(name);
-	if (n < 0)
-		return errno;
-	uint32_t value_len = (uint32_t)n;
-	if (e->xattrs_len + 6 + name_len + value_len > XATTRS_MAX)
-		return E2BIG;
-	uint8_t *to = e->xattrs + e->xattrs_len;
-	memcpy(to, &name_len, 2);
-	memcpy(to + 2, &value_len, 4);
-	memcpy(to + 6, name, name_len);
-	memcpy(to + 6 + name_len, value, value_len);
-	e->xattrs_len += 6u + name_len + value_len;
-	return 0;
-}
-
-/* Reached through /proc/self/fd: links and special files cannot be opened. */
-static int take_xattrs(struct export *e, int dir, const char *name, bool itself)
-{
-	static char listed[64 * 1024];
-	char path[64 + 256];
-	struct names names = {0};
-	int error = 0;
-	e->xattrs_len = 0;
-	if (itself)
-		snprintf(path, sizeof path, "/proc/self/fd/%d", dir);
-	else
-		snprintf(path, sizeof path, "/proc/self/fd/%d/%s", dir, name);
-	ssize_t n = itself ? listxattr(path, listed, sizeof listed) : llistxattr(path, listed, sizeof listed);
-	if (n < 0)
-		return errno == ENOTSUP ? 0 : errno;
-	for (ssize_t at = 0; at < n && !error; at += (ssize_t)strlen(listed + at) + 1)
-		error = add_name(&names, listed + at);
-	if (!error && names.len)
-		qsort(names.at, names.len, sizeof *names.at, by_bytes);
-	for (size_t i = 0; i < names.len && !error; i++)
-		error = add_xattr(e, path, names.at[i], itself);
-	forget_names(&names);
-	return error;
-}
-
 static int put(struct export *e, const void *data, size_t size)
 {
 	return size ? builtin_write_all(e->out, data, size) : 0;
@@ -188,7 +85,7 @@ static int put_head(struct export *e, const struct stat *st, size_t target_len, 
 	struct export_head head = {
 		.kind = kind_of(st->st_mode), .again = again, .mode = st->st_mode & 07777,
 		.uid = st->st_uid, .gid = st->st_gid,
-		.name_len = (uint32_t)e->name_len, .xattrs_len = (uint32_t)e->xattrs_len,
+		.name_len = (uint32_t)e->name_len, .xattrs_len = (uint32_t)e->xattrs.len,
 		.target_len = (uint32_t)target_len,
 		.links = st->st_nlink > UINT32_MAX ? UINT32_MAX : (uint32_t)st->st_nlink,
 		.mtime_ns = (uint32_t)st->st_mtim.tv_nsec, .mtime_s = st->st_mtim.tv_sec,
@@ -203,7 +100,7 @@ static int put_head(struct export *e, const struct stat *st, size_t target_len, 
 	int error = put(e, &head, sizeof head);
 	if (!error)
 		error = put(e, e->name, e->name_len);
-	return error ? error : put(e, e->xattrs, e->xattrs_len);
+	return error ? error : put(e, e->xattrs.bytes, e->xattrs.len);
 }
 
 static int put_stretch(struct export *e, int fd, off_t from, off_t to)
@@ -253,7 +150,7 @@ static int file(struct export *e, int dir, const char *name, const struct stat *
 	if (!error && (st.st_ino != seen->st_ino || !S_ISREG(st.st_mode)))
 		error = ESTALE;
 	if (!error)
-		error = take_xattrs(e, fd, "", true);
+		error = export_xattrs(&e->xattrs, fd, "", true);
 	if (!error && st.st_nlink > 1)
 		met = meet(e, st.st_ino);
 	if (met < 0)
@@ -272,7 +169,7 @@ static int other(struct export *e, int dir, const char *name, const struct stat 
 	ssize_t n = S_ISLNK(st->st_mode) ? readlinkat(dir, name, target, sizeof target) : 0;
 	if (n < 0)
 		return errno;
-	int error = take_xattrs(e, dir, name, false);
+	int error = export_xattrs(&e->xattrs, dir, name, false);
 	if (!error)
 		error = put_head(e, st, (size_t)n, false);
 	return error ? error : put(e, target, (size_t)n);
@@ -301,15 +198,15 @@ static int entry(struct export *e, int dir, const char *name, unsigned depth)
 static int tree(struct export *e, int dir, unsigned depth)
 {
 	struct stat st;
-	struct names names = {0};
+	struct export_names names = {0};
 	size_t own = e->name_len;
 	if (depth > DEPTH_MAX)
 		return ENAMETOOLONG;
-	int error = fstat(dir, &st) < 0 ? errno : take_xattrs(e, dir, "", true);
+	int error = fstat(dir, &st) < 0 ? errno : export_xattrs(&e->xattrs, dir, "", true);
 	if (!error)
 		error = put_head(e, &st, 0, false);
 	if (!error)
-		error = list(dir, &names);
+		error = export_list(dir, &names);
 	for (size_t i = 0; i < names.len && !error; i++) {
 		size_t len = strlen(names.at[i]);
 		if (own + 1 + len > NAME_MAX_BYTES) {
@@ -324,7 +221,7 @@ static int tree(struct export *e, int dir, unsigned depth)
 		if (!error)
 			e->name_len = own;
 	}
-	forget_names(&names);
+	export_forget(&names);
 	return error;
 }
 
@@ -334,12 +231,8 @@ int export_tree(int dir, int fd)
 	struct stat st;
 	struct export *e = calloc(1, sizeof *e);
 	int error = dir < 0 ? errno : 0;
-	if (e)
-		e->xattrs = malloc(XATTRS_MAX);
-	if (!e || !e->xattrs) {
-		free(e);
+	if (!e)
 		return ENOMEM;
-	}
 	e->out = fd;
 	if (!error && fstat(dir, &st) < 0)
 		error = errno;
@@ -353,7 +246,6 @@ int export_tree(int dir, int fd)
 	if (!told)
 		told = put(e, e->name, last.name_len);
 	free(e->met);
-	free(e->xattrs);
 	free(e);
 	return error ? error : told;
 }
