@@ -12,7 +12,7 @@ from tests.faulty import InPlace, Mended, Rewritten, Sound
 
 from worldfork.testing.adapter import load_adapter
 from worldfork.testing.checks import Finding, Outcome
-from worldfork.testing.ours import adapter_of
+from worldfork.testing.ours import name_of
 from worldfork.testing.runner import run_checks
 
 FAULTS = [
@@ -129,7 +129,7 @@ def test_programs_that_live_through_a_snapshot_are_asked(number: int) -> None:
 
 @pytest.mark.timeout(600)
 def test_the_namespace_driver_passes() -> None:
-    named = adapter_of("namespace")
+    named = name_of("namespace")
     findings = run_checks(load_adapter(named), named=named)
     assert [each for each in findings if each.outcome is Outcome.FAIL] == []
     assert [each.number for each in findings if each.outcome is Outcome.NOT_APPLICABLE] == [11]

@@ -11,7 +11,7 @@ from worldfork.cli.printing import note, print_json, print_line, print_table, pr
 from worldfork.cli.sandboxes import AsJson
 from worldfork.core.errors import ConfigError
 from worldfork.testing.adapter import load_adapter
-from worldfork.testing.ours import adapter_of
+from worldfork.testing.ours import name_of
 from worldfork.testing.runner import chosen_checks, run_checks
 from worldfork.testing.table import COLUMNS, failed, row, shape, summary
 
@@ -19,19 +19,25 @@ from worldfork.testing.table import COLUMNS, failed, row, shape, summary
 @verb
 def verify(
     driver: Annotated[str, typer.Option(help="The driver whose forks are checked.")] = "namespace",
+    base: Annotated[str, typer.Option(help="What sandboxes start from: host, or dir:PATH.")] = "",
     adapter: Annotated[
         str | None, typer.Option(metavar="MODULE:OBJECT", help="Check another system, through this adapter.")
     ] = None,
     only: Annotated[str | None, typer.Option(help="Run these checks alone, such as 3,19.")] = None,
+    patience: Annotated[float, typer.Option(help="Multiplies the time limits, for slow systems.")] = 1.0,
     as_json: AsJson = False,
 ) -> int:
     """Put forks through the numbered checks of docs/verify.md; end with 1 if one of them fails."""
     numbers = _numbers(only)
-    named = adapter or adapter_of(driver)
+    named = adapter or name_of(driver, base)
     total = len(chosen_checks(numbers))
     with progress("checking", total=total, quiet=as_json) as steps:
         found = run_checks(
-            load_adapter(named), numbers, named=named, told=lambda each: steps.advance(f"check {each.number}")
+            load_adapter(named),
+            numbers,
+            named=named,
+            patience=patience,
+            told=lambda each: steps.advance(f"check {each.number}"),
         )
     if as_json:
         print_json({"adapter": named, "checks": shape(found)})

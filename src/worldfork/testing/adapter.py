@@ -4,10 +4,10 @@ To put a system of your own through the checks, write a class with the methods o
 
     worldfork verify --adapter my_module:MyAdapter
 
-The object named is the adapter, or is called without arguments to get one. The checks know nothing else of your
-system. Sandboxes and snapshots are strings of your choosing, so that another process can be told of them. A method
-that cannot do what it was asked raises: silence is what the checks look for. Calls come from one event loop, several
-at a time. A sandbox needs `sh`, the usual small programs (`cat`, `ls`, `mkdir`, `mv`, `rm`, `seq`, `sha256sum`,
+The object named is the adapter, or is called to get one: without arguments, or with TEXT of `module:object:TEXT`. The
+checks know nothing else of your system. Sandboxes and snapshots are strings of your choosing, so that another process
+can be told of them. A method that cannot do what it was asked raises: silence is what the checks look for. Calls come
+from one event loop, several at a time. A sandbox needs `sh`, the usual small programs (`cat`, `ls`, `mkdir`, `mv`, `rm`, `seq`, `sha256sum`,
 `sleep`, `timeout`) and a writable `/var/tmp`; checks that need `python3` inside do not apply where there is none.
 """
 
@@ -100,19 +100,23 @@ class Adapter(Protocol):
 
 
 def load_adapter(named: str) -> Adapter:
-    """Return the adapter that `module:object` names; what is a class or a function is called.
+    """Return the adapter that `module:object` or `module:object:TEXT` names; a class or a function is called.
 
     Raises:
         ConfigError: there is no such thing, or it is no adapter.
     """
-    module, colon, name = named.partition(":")
-    if not (module and colon and name):
+    module, _, rest = named.partition(":")
+    name, colon, text = rest.partition(":")
+    if not (module and name):
         raise ConfigError(f"{named!r} names no adapter", remedy="name it as module:object")
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{named} cannot be loaded: {error}", remedy="is its directory on PYTHONPATH?") from error
-    adapter = found() if isinstance(found, type) or not hasattr(found, "abilities") else found
+    called = colon or isinstance(found, type) or not hasattr(found, "abilities")
+    if called and not callable(found):
+        raise ConfigError(f"{named} is no adapter, and cannot be called to get one")
+    adapter = (found(text) if colon else found()) if called else found
     lacking = [one for one in ("abilities", "create", "run", "snapshot", "fork", "end") if not hasattr(adapter, one)]
     if lacking:
         raise ConfigError(f"{named} is no adapter: it has no {', '.join(lacking)}")

@@ -9,6 +9,7 @@ from worldfork.core.errors import ConfigError
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.place import place
 from worldfork.records.snapshot import CheckpointType
+from worldfork.sandbox.driver import Capabilities
 from worldfork.testing.adapter import Abilities, Order, Ran, Wanted
 
 OUTPUT_BYTES = 64 << 20
@@ -18,9 +19,9 @@ _SNAPSHOT = "sn-"
 class OwnSandboxes:
     """Sandboxes of one driver."""
 
-    def __init__(self, driver: str, **options: Any) -> None:
-        self._options = options if driver == "namespace" else {**options, "driver": driver}
-        able = place().driver.capabilities()
+    def __init__(self, driver: str = "namespace", base: str = "") -> None:
+        able = _capabilities(driver)
+        self._options: dict[str, Any] = {"driver": driver, **({"base": base} if base else {})}
         self.abilities = Abilities(
             memory=able.memory_checkpoint, network=False, detached=True, processes=True, limits=able.limits
         )
@@ -65,22 +66,23 @@ class OwnSandboxes:
         return box.sandbox_id
 
 
-def namespace() -> OwnSandboxes:
-    """Return sandboxes of the namespace driver, on this machine's own userland."""
-    return OwnSandboxes("namespace")
+def of_driver(text: str) -> OwnSandboxes:
+    """Return sandboxes of `DRIVER` or `DRIVER@BASE`, as `name_of` writes it."""
+    driver, _, base = text.partition("@")
+    return OwnSandboxes(driver, base)
 
 
-DRIVERS = {"namespace": f"{__name__}:namespace"}
-"""What `load_adapter` finds the adapter of each driver by."""
-
-
-def adapter_of(driver: str) -> str:
-    """Return the name of the adapter of a driver.
+def name_of(driver: str, base: str = "") -> str:
+    """Return what `load_adapter` finds the adapter of a driver by; `base` is for those that need one.
 
     Raises:
         ConfigError: there is no such driver.
     """
-    try:
-        return DRIVERS[driver]
-    except KeyError:
-        raise ConfigError(f"there is no driver {driver!r}", remedy=f"use one of {', '.join(DRIVERS)}") from None
+    _capabilities(driver)
+    return f"{__name__}:of_driver:{driver}{'@' if base else ''}{base}"
+
+
+def _capabilities(driver: str) -> Capabilities:
+    if driver != "namespace":
+        raise ConfigError(f"there is no driver {driver!r}", remedy="use namespace")
+    return place().driver.capabilities()

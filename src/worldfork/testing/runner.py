@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from worldfork.core.errors import ConfigError
 from worldfork.testing.adapter import Adapter
@@ -67,28 +69,43 @@ async def run_check(adapter: Adapter, check: Check, named: str = "") -> Finding:
 
 
 async def _attempt(trial: Trial, check: Check) -> tuple[Outcome, str]:
-    outcome, detail = Outcome.PASS, ""
+    try:
+        outcome, detail = await _judged(trial, check)
+    except BaseException:
+        # Called off from outside: what it started still ends.
+        await _closed(trial)
+        raise
+    said = await _closed(trial)
+    # The first thing that went wrong is the evidence; an end that failed may only follow from it.
+    return (Outcome.FAIL, said) if said and outcome is not Outcome.FAIL else (outcome, detail)
+
+
+async def _judged(trial: Trial, check: Check) -> tuple[Outcome, str]:
     try:
         async with asyncio.timeout(check.limit_s) as limit:
             await check.body(trial)
     except Wrong as error:
-        outcome, detail = Outcome.FAIL, str(error)
+        return Outcome.FAIL, str(error)
     except NotApplicable as error:
-        outcome, detail = Outcome.NOT_APPLICABLE, str(error)
+        return Outcome.NOT_APPLICABLE, str(error)
     except TimeoutError as error:
-        detail = f"not done after {check.limit_s:.0f} s" if limit.expired() else f"unexpected error: {_words(error)}"
-        outcome = Outcome.FAIL
+        late = f"not done after {check.limit_s:.0f} s"
+        return Outcome.FAIL, late if limit.expired() else f"unexpected error: {_words(error)}"
     except Exception as error:
-        outcome, detail = Outcome.FAIL, f"unexpected error: {_words(error)}"
+        return Outcome.FAIL, f"unexpected error: {_words(error)}"
+    return Outcome.PASS, ""
+
+
+async def _closed(trial: Trial) -> str:
+    """End what a check started; return what went wrong in that."""
     try:
         async with asyncio.timeout(CLOSE_S):
             await trial.close()
+    except TimeoutError:
+        return f"not everything ended within {CLOSE_S:.0f} s"
     except Exception as error:
-        said = f"not everything ended within {CLOSE_S:.0f} s" if isinstance(error, TimeoutError) else _words(error)
-        # The first thing that went wrong is the evidence; an end that failed may only follow from it.
-        if outcome is not Outcome.FAIL:
-            outcome, detail = Outcome.FAIL, said
-    return outcome, detail
+        return _words(error)
+    return ""
 
 
 def _words(error: BaseException) -> str:
@@ -97,7 +114,12 @@ def _words(error: BaseException) -> str:
 
 
 def run_checks(
-    adapter: Adapter, only: Iterable[int] = (), *, named: str = "", told: Told | None = None
+    adapter: Adapter,
+    only: Iterable[int] = (),
+    *,
+    named: str = "",
+    patience: float = 1.0,
+    told: Told | None = None,
 ) -> list[Finding]:
     """Run the checks in a thread of their own and return what they found, in order.
 
@@ -106,12 +128,15 @@ def run_checks(
 
     Args:
         named: what `load_adapter` finds the adapter by, for checks that need another process.
+        patience: multiplies the time limits, for slow systems; what a check says of speed stays as it is.
         told: called with each finding as it comes.
 
     Raises:
-        ConfigError: a number has no check.
+        ConfigError: a number has no check, or patience is none.
     """
-    checks = chosen_checks(only)
+    if not (patience > 0 and math.isfinite(patience)):
+        raise ConfigError(f"patience must be above 0, not {patience}")
+    checks = [replace(each, limit_s=each.limit_s * patience) for each in chosen_checks(only)]
     findings: list[Finding] = []
     side = _Side()
     blocked = ""

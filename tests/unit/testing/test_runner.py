@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import threading
 from collections.abc import Sequence
@@ -167,6 +168,19 @@ def test_an_adapter_that_blocks_the_loop_hangs_nobody(
     assert findings[2].detail == "not run: the adapter blocks the event loop since check 2"
 
 
+def test_an_interrupt_ends_what_was_started(bodies: dict[int, Check]) -> None:
+    async def interrupted(trial: Trial) -> None:
+        await trial.create()
+        _thread.interrupt_main()
+        await asyncio.Event().wait()
+
+    bodies[1] = _make(interrupted)
+    paper = Paper()
+    with pytest.raises(KeyboardInterrupt):
+        run_checks(paper)
+    assert paper.ended == ["box-1"]
+
+
 def test_needs_are_told_by_what_is_lacking(bodies: dict[int, Check]) -> None:
     bodies[1] = _make(_wrong, needs=("memory", "processes"))
     (found,) = run_checks(Paper(Abilities(processes=False)))
@@ -195,6 +209,18 @@ def test_findings_come_in_order_as_they_are_made(bodies: dict[int, Check]) -> No
     findings = run_checks(Paper(), told=lambda each: told.append(each.number))
     assert told == [each.number for each in findings] == [1, 2, 3]
     assert [each.number for each in run_checks(Paper(), [3, 1, 3])] == [1, 3]
+
+
+def test_patience_stretches_the_limits(bodies: dict[int, Check]) -> None:
+    async def slow(trial: Trial) -> None:
+        await asyncio.sleep(0.1)
+
+    bodies[1] = _make(slow, limit_s=0.01)
+    assert run_checks(Paper())[0].outcome is Outcome.FAIL
+    assert run_checks(Paper(), patience=500)[0].outcome is Outcome.PASS
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="patience"):
+            run_checks(Paper(), patience=wrong)
 
 
 def test_the_numbers_are_one_to_twenty_nine() -> None:
@@ -228,6 +254,12 @@ def test_rows_and_data(bodies: dict[int, Check]) -> None:
 MADE: Adapter = Paper()
 
 
+class Titled(Paper):
+    def __init__(self, title: str = "") -> None:
+        super().__init__()
+        self.title = title
+
+
 class Half:
     abilities = Abilities()
 
@@ -236,7 +268,11 @@ def test_adapters_are_found_by_name() -> None:
     here = __name__
     assert load_adapter(f"{here}:MADE") is MADE
     assert isinstance(load_adapter(f"{here}:Paper"), Paper)
+    titled = load_adapter(f"{here}:Titled:at:last")
+    assert isinstance(titled, Titled)
+    assert titled.title == "at:last"
     for named, why in (
+        (f"{here}:MADE:more", "cannot be called"),
         ("nowhere", "names no adapter"),
         ("no.such.module:Thing", "cannot be loaded"),
         (f"{here}:Nothing", "cannot be loaded"),
