@@ -48,7 +48,8 @@ class Disk:
     format: Literal["raw", "qcow2"] = "raw"
     read_only: bool = True
     backing: Disk | None = None
-    """What a qcow2 file shows below its own data; None: what it says itself."""
+    """What a qcow2 file shows below its own data. None: what it says itself, which QEMU finds where it got a path; a
+    disk given by descriptor has all that is below it given too."""
 
 
 @dataclass(frozen=True)
