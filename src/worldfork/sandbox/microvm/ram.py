@@ -7,7 +7,9 @@ from those of the file.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import functools
 import mmap
 import os
 import re
@@ -23,6 +25,10 @@ _PRIVATE = bytes(1 if entry & 0xC0 and not entry & 0x20 else 0 for entry in rang
 """By the top byte of an entry of pagemap: present (bit 63) or swapped (62), and not of a file (61)."""
 _RUN_PATTERN = re.compile(b"\x01+")
 _FREE_SHARE = 0.9
+_SPARE_BYTES = 4 << 20
+_POPULATED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+_PIECES = 1024
+"""That the kernel takes in one call."""
 
 
 def new_ram(ram_bytes: int) -> int:
@@ -115,8 +121,10 @@ def stored_pages(fd: int) -> Pages:
     return Pages(size, tuple(runs), memoryview(held))
 
 
-def private_pages(pid: int, ram_fd: int) -> Pages:
-    """Return what a stopped guest has changed of the memory that its QEMU maps privately.
+class PrivateReader:
+    """Reads what a guest has changed of the memory that its QEMU maps privately.
+
+    Made while the guest runs, so that as little as possible is left for the moment in which it is stopped.
 
     Args:
         pid: of the QEMU, which must belong to this user, or this process must be root.
@@ -125,14 +133,29 @@ def private_pages(pid: int, ram_fd: int) -> Pages:
     Raises:
         SandboxDied: there is no such process, or it does not map this memory.
     """
-    size = os.fstat(ram_fd).st_size
-    try:
-        runs, places = _private_runs(pid, ram_fd)
-        data = bytearray(sum(count for _, count in runs) * PAGE_BYTES)
-        _read_memory(pid, places, memoryview(data))
-    except (FileNotFoundError, ProcessLookupError) as error:
-        raise SandboxDied(f"QEMU (process {pid}) has ended", step="memory") from error
-    return Pages(size, tuple(runs), memoryview(data))
+
+    def __init__(self, pid: int, ram_fd: int) -> None:
+        self._pid = pid
+        self._ram_fd = ram_fd
+        # Touched beforehand: a page that the kernel has yet to grant takes longer than its copy.
+        expected = private_bytes(pid, ram_fd)
+        self._room = mmap.mmap(-1, expected + expected // 4 + _SPARE_BYTES, flags=_POPULATED)
+
+    def read(self) -> Pages:
+        """Return the pages; of a guest that runs they are of no moment. Valid as long as this reader is."""
+        try:
+            runs, places = _private_runs(self._pid, self._ram_fd)
+            need = sum(count for _, count in runs) * PAGE_BYTES
+            data = memoryview(self._room)[:need] if need <= len(self._room) else memoryview(bytearray(need))
+            _read_memory(self._pid, places, data)
+        except (FileNotFoundError, ProcessLookupError) as error:
+            raise SandboxDied(f"QEMU (process {self._pid}) has ended", step="memory") from error
+        return Pages(os.fstat(self._ram_fd).st_size, tuple(runs), data)
+
+
+def private_pages(pid: int, ram_fd: int) -> Pages:
+    """Return what a stopped guest has changed; see `PrivateReader`, which is faster."""
+    return PrivateReader(pid, ram_fd).read()
 
 
 def private_bytes(pid: int, ram_fd: int) -> int:
@@ -198,7 +221,41 @@ def _mappings(pid: int, ram_fd: int) -> list[tuple[int, int, int]]:
     return sorted(found, key=lambda mapping: mapping[2])
 
 
+class _Piece(ctypes.Structure):
+    """`struct iovec`."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _read_memory(pid: int, places: Sequence[tuple[int, int]], into: memoryview) -> None:
+    """Copy pieces of a process's memory, one after another."""
+    at = 0
+    for number in range(0, len(places), _PIECES):
+        batch = places[number : number + _PIECES]
+        length = sum(size for _, size in batch)
+        with into[at : at + length] as target:
+            if not _read_at_once(pid, batch, target):
+                _read_slowly(pid, batch, target)
+        at += length
+
+
+def _read_at_once(pid: int, places: Sequence[tuple[int, int]], into: memoryview) -> bool:
+    """Copy with process_vm_readv(2), three times as fast as /proc; False where it is refused, as under Docker."""
+    target = (ctypes.c_char * len(into)).from_buffer(into)
+    mine = _Piece(ctypes.addressof(target), len(into))
+    # ctypes takes plain pairs for structures, which its types do not say.
+    theirs = (_Piece * len(places))(*places)  # type: ignore[misc]
+    got = _libc().process_vm_readv(pid, ctypes.byref(mine), 1, theirs, len(places), 0)
+    del target  # or the caller's view cannot be released
+    return bool(got == len(into))
+
+
+def _read_slowly(pid: int, places: Sequence[tuple[int, int]], into: memoryview) -> None:
     handle = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
         at = 0

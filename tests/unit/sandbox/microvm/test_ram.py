@@ -134,6 +134,39 @@ def test_what_a_fork_wrote_is_told_from_what_it_read(sealed: int) -> None:
     assert bytes(found.data) == page("x") + page("y") + page("z")
 
 
+def test_both_ways_of_reading_give_the_same(sealed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork = Fork(sealed)
+    try:
+        for number in range(0, 64, 3):
+            fork.tell(number, "xy"[number % 2])
+        fast = ram.private_pages(fork.process.pid, sealed)
+        monkeypatch.setattr(ram, "_read_at_once", lambda *_: False)
+        slow = ram.private_pages(fork.process.pid, sealed)
+    finally:
+        fork.end()
+    assert fast.runs == slow.runs
+    assert bytes(fast.data) == bytes(slow.data)
+    assert len(fast.data) == 22 * PAGE_BYTES
+
+
+def test_more_runs_than_one_call_takes_and_more_pages_than_were_expected(
+    sealed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ram, "_PIECES", 3)
+    monkeypatch.setattr(ram, "_SPARE_BYTES", PAGE_BYTES)
+    fork = Fork(sealed)
+    try:
+        fork.tell(0, "read")
+        reader = ram.PrivateReader(fork.process.pid, sealed)
+        for number in range(0, 40, 2):
+            fork.tell(number, "abcd"[number % 4])
+        found = reader.read()
+    finally:
+        fork.end()
+    assert found.runs == tuple((number, 1) for number in range(0, 40, 2))
+    assert bytes(found.data) == b"".join(page("abcd"[number % 4]) for number in range(0, 40, 2))
+
+
 def test_generations_add_up(base: Path, sealed: int, tmp_path: Path) -> None:
     fork = Fork(sealed)
     try:
