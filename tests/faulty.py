@@ -7,9 +7,10 @@ import contextlib
 import os
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 
 from worldfork.core.errors import NotFound, SandboxError
-from worldfork.testing.adapter import Abilities, Order, Ran, Wanted
+from worldfork.testing.adapter import Order, Ran, Wanted
 from worldfork.testing.ours import OwnSandboxes
 from worldfork.testing.trial import DIRECTORY
 
@@ -348,8 +349,7 @@ class InPlace(Sound):
 
     def __init__(self) -> None:
         super().__init__()
-        able = self.abilities
-        self.abilities = Abilities(True, able.network, able.detached, able.processes, able.limits)
+        self.abilities = replace(self.abilities, memory=True)
 
     async def snapshot(self, sandbox: str, *, memory: bool) -> str:
         return f"memory:{sandbox}" if memory else await super().snapshot(sandbox, memory=memory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from tests import faulty
 from tests.faulty import InPlace, Mended, Rewritten, Sound
 
 from worldfork.testing.adapter import load_adapter
-from worldfork.testing.checks import Finding, Outcome
+from worldfork.testing.checks import Check, Finding, Outcome
+from worldfork.testing.live import ask, hold
 from worldfork.testing.ours import name_of
-from worldfork.testing.runner import run_checks
+from worldfork.testing.runner import run_check, run_checks
+from worldfork.testing.trial import Trial
 
 FAULTS = [
     (1, faulty.FirstState, "after resume 2 the file of turn 2 is ''"),
@@ -124,6 +127,21 @@ def test_planted_faults_of_memory_are_found(number: int, fault: type[InPlace], e
 @pytest.mark.parametrize("number", [11, 19, 21])
 def test_programs_that_live_through_a_snapshot_are_asked(number: int) -> None:
     found = _run(InPlace(), number)
+    assert found.outcome is Outcome.PASS, found
+
+
+def test_a_hook_renews_the_random_state_of_a_program_that_runs() -> None:
+    async def draw(trial: Trial) -> None:
+        box = await trial.create()
+        await hold(box, "/etc/after-fork/hook")
+        drawn = []
+        for line in ("true", "true", "/etc/after-fork/hook"):
+            await ask(box, "seed", 1)
+            await box.sh(line)
+            drawn.append((await ask(box, "random"))[0])
+        assert drawn[0] == drawn[1] != drawn[2]
+
+    found = asyncio.run(run_check(Sound(), Check(1, "", "", (), draw, 30)))
     assert found.outcome is Outcome.PASS, found
 
 

@@ -36,6 +36,9 @@ class Abilities:
     """What a command leaves in the background lives on after it, and a snapshot can be taken meanwhile."""
     limits: bool = False
     """`Wanted.disk_mb` is kept."""
+    hook: str = ""
+    """Path of a program inside that every fork with memory runs before it is handed out, so that programs which ran at
+    the snapshot can renew what only they know of, such as their random state; empty where there is no such thing."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ async def _random_numbers(trial: Trial) -> None:
     box = await trial.create()
     live = trial.memory and trial.adapter.abilities.processes
     if live:
-        await hold(box)
+        await hold(box, trial.adapter.abilities.hook)
     children = await trial.fork(await trial.snapshot(box), FORKS_N)
     drawn = await gather(*(child.python(_DRAW) for child in children))
     for source in drawn[0]:

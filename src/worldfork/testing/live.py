@@ -11,7 +11,7 @@ from worldfork.testing.checks import Wrong, check, expect
 from worldfork.testing.trial import DIRECTORY, Box, Trial, gather
 
 HOLDER = f"""
-import hashlib, json, os, random, time, uuid
+import hashlib, json, os, random, signal, time, uuid
 os.chdir({DIRECTORY!r})
 pages, size = 4096, 4096
 held = bytearray(pages * size)
@@ -20,7 +20,10 @@ def fill(seed):
     for page in chosen.sample(range(pages), 300):
         held[page * size:(page + 1) * size] = bytes([chosen.randrange(256)]) * size
     return hashlib.sha256(held).hexdigest()
+signal.signal(signal.SIGUSR1, lambda *_: random.seed())
+open("holder.pid", "w").write(str(os.getpid()))
 deeds = {{
+    "seed": random.seed,
     "fill": fill,
     "sum": lambda _: hashlib.sha256(held).hexdigest(),
     "random": lambda _: [random.random(), str(uuid.uuid4()), os.urandom(8).hex()],
@@ -34,8 +37,8 @@ while True:
 """A program that lives through snapshots: asked and answering by name, so that a fork can be asked too."""
 
 
-async def hold(box: Box) -> None:
-    """Start the program that lives through snapshots.
+async def hold(box: Box, hook: str = "") -> None:
+    """Start the program that lives through snapshots; `hook` is where the system looks for one, see `Abilities`.
 
     Raises:
         NotApplicable: no Python, or nothing runs on in the background.
@@ -43,6 +46,9 @@ async def hold(box: Box) -> None:
     await box.python("print(1)")
     await box.write("holder.py", HOLDER)
     await box.background("exec python3 holder.py", "answer", wait_s=30)
+    if hook:
+        script = f"#!/bin/sh\nkill -USR1 $(cat {DIRECTORY}/holder.pid)\n"
+        await box.sh(f"mkdir -p $(dirname {hook}); cat > {hook}; chmod +x {hook}", script.encode())
 
 
 async def ask(box: Box, what: str, argument: Any = None) -> Any:
