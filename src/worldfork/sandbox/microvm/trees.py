@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from worldfork.content.ids import with_ids
 from worldfork.core.errors import ConfigError, NotFound, OutOfSpace
 from worldfork.core.ids import content_id
 from worldfork.sandbox.microvm.erofs import (
@@ -54,12 +55,15 @@ def cached_image(directory: Path, trees: Mapping[str, tuple[str, Path]]) -> Path
         ConfigError: a short name is none.
         NotFound: a tree is gone.
         NotCapturable: something in a tree cannot be in an image.
+        DriverUnavailable: the layers belong to a range of ids that this user does not have.
         OutOfSpace: the disk is full.
     """
     target = directory / f"{image_id({name: tree for name, (tree, _) in trees.items()})}.erofs"
     if not target.exists():
         directory.mkdir(parents=True, exist_ok=True)
-        write_image(target, {name: path for name, (_, path) in trees.items()})
+        paths = {name: path for name, (_, path) in trees.items()}
+        # Layers of an ordinary user's sandboxes belong to ids that this process is not.
+        with_ids(paths.values(), write_image, target, paths)
     return target
 
 
