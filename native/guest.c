@@ -36,6 +36,14 @@ void guest_answer(uint16_t op, uint32_t tag, int error, const void *body, size_t
 	mux_send(&guest.mux, MUX_CONTROL, 0, payload, MUX_CONTROL_HEAD + size);
 }
 
+/* The host ends the machine at once; a restart takes the kernel a while. */
+void guest_shut_down(void)
+{
+	sync();
+	guest.status = 0;
+	guest.ended = true;
+}
+
 static void on_event(struct mux *mux, enum mux_kind kind)
 {
 	(void)mux;
@@ -94,16 +102,16 @@ static void serve(void)
 		if (guest.mux.out.len)
 			watched[AT_PORT].events |= POLLOUT;
 		watched[AT_SIGNAL] = (struct pollfd){.fd = guest.signal_fd, .events = POLLIN};
-		(void)mux_watch(&guest.mux, watched + AT_STREAMS);
-		if (poll(watched, ALL, guest.ended && !guest.told ? 0 : -1) < 0 && errno != EINTR)
+		size_t n = mux_watch(&guest.mux, watched + AT_STREAMS);
+		if (poll(watched, AT_STREAMS + n, guest.ended && !guest.told ? 0 : -1) < 0 && errno != EINTR)
 			guest_stop();
-		for (size_t i = AT_STREAMS; i < ALL; i++)
+		for (size_t i = AT_STREAMS; i < AT_STREAMS + n; i++)
 			busy = busy || watched[i].revents;
 		if (watched[AT_SIGNAL].revents)
 			on_signal();
 		else
 			tell_end(busy);
-		mux_serve(&guest.mux, watched + AT_STREAMS, MUX_STREAMS);
+		mux_serve(&guest.mux, watched + AT_STREAMS, n);
 		on_port(watched[AT_PORT].revents);
 		if (guest.mux.broken)
 			guest_stop();

@@ -29,6 +29,8 @@ void guest_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Modules, mounts and a root that can be pivoted away from. */
 void guest_boot(void);
 _Noreturn void guest_stop(void);
+/* Writes everything out, and tells the host of the end. */
+void guest_shut_down(void);
 
 void guest_answer(uint16_t op, uint32_t tag, int error, const void *body, size_t size);
 void guest_control(struct mux *mux, const uint8_t *payload, uint32_t size);

@@ -190,7 +190,8 @@ void guest_control(struct mux *mux, const uint8_t *payload, uint32_t size)
 		tell_network(tag);
 		break;
 	case OP_SHUTDOWN:
-		guest_stop();
+		guest_shut_down();
+		break;
 	default:
 		guest_answer(op, tag, ENOSYS, NULL, 0);
 	}

@@ -161,7 +161,8 @@ static void on_leash(void)
 		keep_end(WF_END_ASKED);
 }
 
-static void watch_all(struct pollfd *watched)
+/* How many streams there may be. */
+static size_t watch_all(struct pollfd *watched)
 {
 	bool open = keep.ready && keep.end_code < 0 && keep_now_ms() >= accept_ms;
 	for (int i = 0; i < AT_CLIENTS; i++)
@@ -176,7 +177,7 @@ static void watch_all(struct pollfd *watched)
 	watched[AT_SOCK].fd = open ? keep.sock_fd : -1;
 	watched[AT_CONTROL].fd = open ? keep.control_fd : -1;
 	(void)clients_watch(watched + AT_CLIENTS);
-	(void)mux_watch(&keep.mux, watched + AT_STREAMS);
+	return mux_watch(&keep.mux, watched + AT_STREAMS);
 }
 
 static int wait_ms(void)
@@ -221,8 +222,8 @@ void keep_serve(void)
 {
 	struct pollfd watched[ALL];
 	for (;;) {
-		watch_all(watched);
-		if (poll(watched, ALL, wait_ms()) < 0) {
+		size_t n = watch_all(watched);
+		if (poll(watched, AT_STREAMS + n, wait_ms()) < 0) {
 			if (errno == EINTR)
 				continue;
 			keep_end(WF_END_BROKEN);
@@ -232,7 +233,7 @@ void keep_serve(void)
 		check_ends(watched);
 		if (watched[AT_MACHINE].revents)
 			machine_ended();
-		mux_serve(&keep.mux, watched + AT_STREAMS, MUX_STREAMS);
+		mux_serve(&keep.mux, watched + AT_STREAMS, n);
 		clients_serve(watched + AT_CLIENTS);
 		if (watched[AT_SOCK].revents)
 			on_sock();

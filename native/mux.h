@@ -44,7 +44,7 @@
  *  STATS      none; the answer is the guest's meminfo.
  *  NETWORK    none; the answer is the sandbox's tcp, tcp6, udp and udp6 as
  *             /proc/net tells them, one after the other.
- *  SHUTDOWN   none; file systems are written out, the machine ends. No answer.
+ *  SHUTDOWN   none; file systems are written out, then ENDED 0 comes. No answer.
  *  ENDED      from the guest, tag 0: the sandbox's PID 1 has ended; the body
  *             is i32, its exit code, or 256 + the signal that ended it.
  *

@@ -224,12 +224,15 @@ static short wanted(const struct mux *mux, const struct mux_stream *s)
 
 size_t mux_watch(const struct mux *mux, struct pollfd *watched)
 {
-	for (size_t i = 0; i < MUX_STREAMS; i++) {
+	size_t n = MUX_STREAMS;
+	while (n && !mux->streams[n - 1].used) /* places are taken from the front */
+		n--;
+	for (size_t i = 0; i < n; i++) {
 		short events = wanted(mux, &mux->streams[i]);
 		/* A hang-up would wake a wait for nothing over and over. */
 		watched[i] = (struct pollfd){.fd = events ? mux->streams[i].fd : -1, .events = events};
 	}
-	return MUX_STREAMS;
+	return n;
 }
 
 void mux_serve(struct mux *mux, const struct pollfd *watched, size_t n)
@@ -243,8 +246,8 @@ void mux_serve(struct mux *mux, const struct pollfd *watched, size_t n)
 			continue;
 		if (s->in.len && (watched[i].revents & (POLLOUT | POLLERR | POLLHUP)))
 			empty_in(mux, s);
-		if (s->fd >= 0 && (watched[i].events & POLLIN) &&
-		    (watched[i].revents & (POLLIN | POLLHUP | POLLERR)) && (wanted(mux, s) & POLLIN))
+		if ((watched[i].events & POLLIN) && (watched[i].revents & (POLLIN | POLLHUP | POLLERR)) &&
+		    (wanted(mux, s) & POLLIN))
 			fill_out(mux, s, watched[i].revents);
 		settle(s);
 	}
