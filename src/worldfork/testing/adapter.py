@@ -7,9 +7,9 @@ To put a system of your own through the checks, write a class with the methods o
 The object named is the adapter, or is called to get one: without arguments, or with TEXT of `module:object:TEXT`. The
 checks know nothing else of your system. Sandboxes and snapshots are strings of your choosing, so that another process
 can be told of them. A method that cannot do what it was asked raises: silence is what the checks look for. Calls come
-from one event loop, several at a time. A sandbox needs `sh`, the usual small programs (`cat`, `ls`, `mkdir`, `mv`,
-`rm`, `seq`, `sha256sum`, `sleep`, `timeout`) and a writable `/var/tmp`; checks that need `python3` inside do not apply
-where there is none.
+from one event loop, several at a time. A sandbox needs `sh`, the usual small programs (`cat`, `find`, `grep`, `ls`,
+`mkdir`, `mv`, `rm`, `seq`, `sha256sum`, `sleep`, `timeout` and their like) and a writable `/var/tmp`; checks that need
+`python3` inside do not apply where there is none.
 """
 
 from __future__ import annotations

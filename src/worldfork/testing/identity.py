@@ -34,7 +34,9 @@ read rest; p=$(printf %s%s '{half}' $rest); found=no
 cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' > /var/tmp/seen
 while read -r line; do case $line in *$p*) found=variables;; esac; done < /var/tmp/seen
 rm /var/tmp/seen
-for d in /etc /root /home /run /tmp /var/tmp; do grep -rqsF -D skip "$p" $d && found=$d; done
+for d in /etc /root /home /run /tmp /var/tmp; do
+  [ -z "$(find $d -xdev -type f -size -2048k -exec grep -lsF "$p" {{}} +)" ] || found=$d
+done
 echo $found
 """
 

@@ -100,7 +100,7 @@ def _links() -> set[str]:
     return set(os.listdir("/sys/class/net")) if os.path.isdir("/sys/class/net") else set()
 
 
-@check(26, "two thousand connections can be opened and closed in a fork", "microsandbox changelog", limit_s=90)
+@check(26, "two thousand connections can be opened and closed in a fork", "microsandbox changelog", limit_s=180)
 async def _many_connections(trial: Trial) -> None:
     child = await trial.child_of(await trial.create())
     failed = await child.python(_CONNECT)
