@@ -20,6 +20,7 @@ from worldfork.core.whole_file import whole_file
 from worldfork.sandbox.microvm.guest_image import GuestImage
 from worldfork.sandbox.microvm.machine import QEMU, Accel, Boot, Machine
 from worldfork.sandbox.microvm.ram import new_ram
+from worldfork.sandbox.microvm.wire import HEADER, Kind
 
 ALLOW_TCG = "WORLDFORK_ALLOW_TCG"
 QEMU_REMEDY = "sudo apt-get install --no-install-recommends qemu-system-x86"
@@ -29,6 +30,7 @@ _TRIAL_S = 10.0
 _TRIAL_MIB = 128
 _VERSION_S = 20.0
 _VERSION = re.compile(r"version (\d+)\.(\d+)(?:\.(\d+))?")
+_GREETING = HEADER.pack(4, Kind.RESET, 0) + (1).to_bytes(4, "little")
 _CACHE = "accel.json"
 _WORDS = 300
 
@@ -139,7 +141,7 @@ def decide(
 
 
 def boot_under_kvm(qemu: Qemu, image: GuestImage, limit_s: float = _TRIAL_S) -> str:
-    """Boot a guest under KVM until its init says something, and end it; return why it failed, or nothing. Blocking."""
+    """Boot a guest under KVM until its init answers, and end it; return why it failed, or nothing. Blocking."""
     timeout = shutil.which("timeout")
     if timeout is None:
         return "there is no timeout(1) to end a trial with"
@@ -177,6 +179,8 @@ def boot_under_kvm(qemu: Qemu, image: GuestImage, limit_s: float = _TRIAL_S) -> 
         agent.close()
         mine.settimeout(limit_s)
         try:
+            # Init says nothing unasked. QEMU takes it from the socket once init has opened its port.
+            mine.sendall(_GREETING)
             if mine.recv(1):
                 return ""
             reason = "QEMU ended"
