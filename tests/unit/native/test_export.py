@@ -63,7 +63,7 @@ def read_xattrs(data: bytes) -> dict[bytes, bytes]:
 
 
 def read_content(stream: io.BytesIO, size: int) -> list[tuple[int, bytes]]:
-    stretches = []
+    stretches: list[tuple[int, bytes]] = []
     while True:
         offset, length = wire.STRETCH.unpack(stream.read(wire.STRETCH.size))
         if length == 0:
@@ -75,7 +75,7 @@ def read_content(stream: io.BytesIO, size: int) -> list[tuple[int, bytes]]:
 def records(data: bytes) -> tuple[list[tuple[bytes, Record]], int, bytes]:
     """All records with their names, then the errno of the last one and its name."""
     stream = io.BytesIO(data)
-    found = []
+    found: list[tuple[bytes, Record]] = []
     while True:
         fields = wire.EXPORT_HEAD.unpack(stream.read(wire.EXPORT_HEAD.size))
         kind, again, mode, uid, gid, name_len, xattrs_len, target_len, major, minor, links, ns, seconds, size, ino = (
