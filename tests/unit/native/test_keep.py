@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import select
 import signal
 import socket
@@ -19,7 +20,9 @@ from pathlib import Path
 import pytest
 from tests.unit.native import stand_in
 
+from worldfork.records.sandbox import Limits
 from worldfork.sandbox import wire as sandbox_wire
+from worldfork.sandbox.cgroups import detect_layout
 from worldfork.sandbox.microvm import wire
 from worldfork.sandbox.microvm.wire import Kind, Op, Target
 from worldfork.sandbox.program import encode_plan, spawn
@@ -66,7 +69,7 @@ class Keep:
         plan = [
             ("id", "sb-keep"), ("run", str(run)), ("lock", str(run / "lock")),
             ("agent", "16"), ("qmp", "17"), ("generation", "5"), ("env", "WORD=here"),
-            *[("arg", word) for word in (program, "-I", "-S", str(STAND_IN))],
+            *[("arg", word) for word in (program, "-I", "-S", "-c", STAND_IN.read_text())],
             *items,
         ]  # fmt: skip
         self.pid, self.start = spawn("keep", encode_plan(plan), {4: owner})
@@ -331,3 +334,46 @@ def test_the_lock_is_held_and_taken_once(keep: Keep) -> None:
 def test_the_sockets_are_for_the_owner_alone(keep: Keep) -> None:
     for name in ("sock", "control", "qmp"):
         assert (keep.run / name).stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not os.path.exists("/usr/bin/python3"), reason="takes root, and a Python that anybody may run"
+)
+def test_the_machine_runs_as_who_it_is_told_and_still_ends_with_keep(start: Start) -> None:
+    keep = start(("uid", "65534"), ("gid", "65534"), program="/usr/bin/python3")
+    keep.ready()
+    assert keep.control().ask(Op.STATS, b"there").body == b"there"
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{keep.machine}/status").read_text().splitlines())
+    assert status["Uid"].split() == status["Gid"].split() == ["65534"] * 4
+    assert (status["Groups"].split(), status["CapEff"].strip(), status["NoNewPrivs"].strip()) == ([], "0" * 16, "1")
+    os.kill(keep.pid, signal.SIGKILL)
+    assert gone(keep.machine)
+
+
+@pytest.mark.skipif(not detect_layout().limited, reason="no cgroup can be written here")
+def test_the_machine_is_in_its_cgroups_and_keep_is_not(start: Start) -> None:
+    layout, name = detect_layout(), f"sb-keep-{os.getpid()}"
+    keep = start(*layout.items(name, Limits(memory_mb=512)))
+    try:
+        keep.ready()
+        assert name in Path(f"/proc/{keep.machine}/cgroup").read_text()
+        assert name not in Path(f"/proc/{keep.pid}/cgroup").read_text()
+    finally:
+        os.kill(keep.pid, signal.SIGKILL)
+        keep.code()
+        assert gone(keep.machine)
+        for directory in layout.directories(name):
+            os.rmdir(directory)
+
+
+def test_the_header_and_its_twin_say_the_same() -> None:
+    header = (Path(__file__).resolve().parents[3] / "native" / "mux.h").read_text()
+    numbers = {name: int(value) for name, value in re.findall(r"\b([A-Z_]+) = (\d+)\b", header)}
+    for op in Op:
+        assert numbers[f"OP_{op.name}"] == op
+    for target in Target:
+        assert numbers[f"TO_{target.name}"] == target
+    for kind in Kind:
+        assert numbers["MUX_DATA_FRAME" if kind is Kind.DATA else f"MUX_{kind.name}"] == kind
+    assert numbers["MUX_ENTROPY"] == wire.ENTROPY_BYTES_MAX
+    assert wire.EXPORT_HEAD.size == 64
