@@ -13,7 +13,7 @@ from worldfork.records.task import Task
 from worldfork.reward.arguments import TEST_ENV
 from worldfork.reward.blame import run_watched
 from worldfork.reward.left_file import clear_file, read_left
-from worldfork.reward.needs import Need
+from worldfork.reward.needs import UNKNOWN, Need
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.readers import read_junit, read_tap
 from worldfork.reward.report import Report
@@ -81,14 +81,14 @@ async def run_command_tests(
     path = task.reader.partition(":")[2]
     if path:
         await clear_file(sandbox, path)
-    cpu_s = math.ceil((need or Need()).cpu_limit_s(task.limits.grade_cpu_s))
+    cpu_s = math.ceil((need or UNKNOWN).cpu_limit_s(task.limits.grade_cpu_s))
     result, missed_s = await run_watched(
         sandbox,
         task.limits.grade_wall_s,
         program,
         args,
         measured=need is None,
-        needed_cpu_s=need.cpu_s if need else 0.0,
+        needed_cpu_s=(need or UNKNOWN).cpu_s,
         env=TEST_ENV,
         working_dir=TASK_DIRECTORY,
         max_output_bytes=max_bytes,

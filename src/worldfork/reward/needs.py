@@ -30,3 +30,7 @@ class Need:
         takes, since the reference came to its end within the limit itself.
         """
         return max(limit_s, ROOM * min(self.cpu_s, limit_s))
+
+
+UNKNOWN = Need()
+"""What nobody has measured yet."""

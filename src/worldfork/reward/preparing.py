@@ -27,7 +27,7 @@ from worldfork.records.episode import FailureKind
 from worldfork.records.task import Task
 from worldfork.reward.blame import check_host, is_starved, overload, run_watched
 from worldfork.reward.laying import lay_edits, lay_tests
-from worldfork.reward.needs import Need
+from worldfork.reward.needs import UNKNOWN, Need
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.startup import admit
 from worldfork.reward.verifier import Start
@@ -208,7 +208,7 @@ async def _rebuild(
         program,
         args,
         measured=need is None,
-        needed_cpu_s=need.rebuild_cpu_s if need else 0.0,
+        needed_cpu_s=(need or UNKNOWN).rebuild_cpu_s,
         working_dir=TASK_DIRECTORY,
         max_output_bytes=_MAX_OUTPUT_BYTES,
         rlimits=((resource.RLIMIT_CORE, 0, 0),),
@@ -224,7 +224,7 @@ async def _rebuild(
     if result.ok:
         took.append((result.wall_s - missed_s, result.cpu_s))
         return None
-    if is_starved(result, missed_s, need.rebuild_s if need else 0.0):
+    if is_starved(result, missed_s, (need or UNKNOWN).rebuild_s):
         raise overload(task)
     words = (result.stdout_bytes + result.stderr_bytes)[-2000:].decode("utf-8", "replace").strip()
     return Broken(BUILD_FAILED, result.cpu_s, result.wall_s, words)

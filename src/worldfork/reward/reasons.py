@@ -19,7 +19,7 @@ _PHASE = re.compile(r"ERROR at (?:setup|teardown) of ")
 
 
 @dataclass(frozen=True)
-class Reason:
+class FailedTest:
     """One failure."""
 
     title: str
@@ -32,12 +32,12 @@ def telling_args(args: Iterable[str]) -> list[str]:
     return ["--tb=short", *(each for each in args if each != "--no-summary" and not each.startswith("--tb="))]
 
 
-def read_reasons(output: bytes) -> tuple[Reason, ...]:
+def read_reasons(output: bytes) -> tuple[FailedTest, ...]:
     """Read the failures in the order in which they were printed; where there are none, the end of all that was printed.
 
     Never raises: what tests print may look like anything.
     """
-    found: list[Reason] = []
+    found: list[FailedTest] = []
     title, lines = "", list[str]()
     text = output.decode("utf-8", "replace")
     for line in text.splitlines():
@@ -51,10 +51,10 @@ def read_reasons(output: bytes) -> tuple[Reason, ...]:
             return tuple(found)
     _add(found, title, lines)
     words = _one_line(text.strip()[-MOST_CHARACTERS:].splitlines())
-    return tuple(found) or ((Reason("", words),) if words else ())
+    return tuple(found) or ((FailedTest("", words),) if words else ())
 
 
-def told(reasons: Iterable[Reason], ids: Iterable[str]) -> str:
+def told(reasons: Iterable[FailedTest], ids: Iterable[str]) -> str:
     """Return the first reason that is one of these tests or of their files, with its name; empty where none is."""
     wanted = list(ids)
     for reason in reasons:
@@ -64,7 +64,7 @@ def told(reasons: Iterable[Reason], ids: Iterable[str]) -> str:
     return ""
 
 
-def first_told(reasons: tuple[Reason, ...], ids: Iterable[str]) -> str:
+def first_told(reasons: tuple[FailedTest, ...], ids: Iterable[str]) -> str:
     """Return the first reason with the id of its test, if it is among these; empty where there is none."""
     if not reasons:
         return ""
@@ -81,10 +81,10 @@ def _name(title: str, ids: list[str]) -> str | None:
     return next((each for each in ids if each.partition("::")[2].replace("::", ".") == test), None)
 
 
-def _add(found: list[Reason], title: str, lines: list[str]) -> None:
+def _add(found: list[FailedTest], title: str, lines: list[str]) -> None:
     if title:
         said = [line[1:] for line in lines if line.startswith("E  ")]
-        found.append(Reason(title, _one_line(said or lines[-3:])))
+        found.append(FailedTest(title, _one_line(said or lines[-3:])))
 
 
 def _one_line(lines: list[str]) -> str:

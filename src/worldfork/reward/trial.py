@@ -34,11 +34,10 @@ from worldfork.reward.blame import (
     settle_looks,
 )
 from worldfork.reward.commanded import import_path, pytest_arguments, run_command_tests
-from worldfork.reward.needs import Need
+from worldfork.reward.needs import UNKNOWN, Need
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.preparing import Prepared, prepare
-from worldfork.reward.reasons import Reason as Failure
-from worldfork.reward.reasons import read_reasons, telling_args
+from worldfork.reward.reasons import FailedTest, read_reasons, telling_args
 from worldfork.reward.report import Report, TestRecord, read_report
 from worldfork.reward.verifier import Start
 from worldfork.sandbox.command import CommandResult, Reason
@@ -74,7 +73,7 @@ class Trial:
     """Tests that their own wall limit struck while others had the CPU; the report alone proves it of none."""
     notes: tuple[str, ...] = ()
     """What of the edits was not laid down."""
-    reasons: tuple[Failure, ...] = ()
+    reasons: tuple[FailedTest, ...] = ()
     """Why tests failed, where that was asked for."""
 
     @property
@@ -142,7 +141,7 @@ async def run_tests(
             return replace(
                 trial,
                 notes=prepared.notes,
-                needed_s=need.wall_s if need else 0.0,
+                needed_s=(need or UNKNOWN).wall_s,
                 rebuild_s=prepared.rebuild_s,
                 rebuild_cpu_s=prepared.rebuild_cpu_s,
             )
@@ -232,7 +231,7 @@ async def _run(
     report = await in_thread(read_report, result.stdout_bytes)
     if result.reason is Reason.NOT_STARTED or not report.ready:
         await check_host(sandbox)
-        if is_starved(result, missed_s, need.wall_s if need else 0.0):
+        if is_starved(result, missed_s, (need or UNKNOWN).wall_s):
             raise overload(task)
         raise VerifierError(
             f"pytest did not start ({result.reason.value}): {_last_words(result) or 'no output'}",
@@ -261,7 +260,7 @@ async def _python(
 ) -> tuple[CommandResult, float]:
     """Run the reporter with the world's first `python`, else its `python3`."""
     limits = task.limits
-    cpu_s = math.ceil((need or Need()).cpu_limit_s(limits.grade_cpu_s))
+    cpu_s = math.ceil((need or UNKNOWN).cpu_limit_s(limits.grade_cpu_s))
     for program in ("python", "python3"):
         result, missed_s = await run_watched(
             sandbox,
@@ -271,7 +270,7 @@ async def _python(
             looks,
             test_wall_s,
             need is None,
-            need.cpu_s if need else 0.0,
+            (need or UNKNOWN).cpu_s,
             # Python reads its path before the reporter runs; it opens the path once pytest is loaded.
             env={**TEST_ENV, "PYTHONPATH": ""},
             # No directory of the task: it would be on the import path from the first moment.

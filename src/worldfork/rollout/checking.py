@@ -17,7 +17,7 @@ from worldfork.records.task import Task
 from worldfork.reward.calibration import CalibrationStore
 from worldfork.reward.choosing import verifier_for
 from worldfork.reward.final_verifier import FinalVerifier
-from worldfork.reward.needs import Need
+from worldfork.reward.needs import UNKNOWN, Need
 from worldfork.reward.preparing import build
 from worldfork.reward.pytest_verifier import PytestVerifier
 from worldfork.reward.split.automatic import AutomaticVerifier
@@ -142,7 +142,7 @@ class Checker:
         """Return what is known before any grading, and what the reference needs where its tests are run."""
         goes_by = self._goes_by(verifier)
         if goes_by is None:
-            return found, Need()
+            return found, UNKNOWN
         known = await goes_by.calibrate(task, start)
         found = replace(found, unmet=known.unmet, flaky=known.flaky)
         if not isinstance(verifier, AutomaticVerifier | SplitVerifier):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from worldfork.reward.reasons import MOST_CHARACTERS, Reason, first_told, read_reasons, telling_args, told
+from worldfork.reward.reasons import MOST_CHARACTERS, FailedTest, first_told, read_reasons, telling_args, told
 
 PRINTED = b"""EF                                   [100%]
 ==================================== ERRORS ====================================
@@ -16,8 +16,8 @@ E    +  where 9 = double(3)
 E   not one of a test
 """
 REASONS = (
-    Reason("ERROR collecting tests/test_late.py", "ModuleNotFoundError: No module named 'nosuch'"),
-    Reason("T.test_deep", "assert 9 == 6 + where 9 = double(3)"),
+    FailedTest("ERROR collecting tests/test_late.py", "ModuleNotFoundError: No module named 'nosuch'"),
+    FailedTest("T.test_deep", "assert 9 == 6 + where 9 = double(3)"),
 )
 
 
@@ -29,7 +29,7 @@ def test_each_is_found_by_the_id_of_its_test() -> None:
     assert told(REASONS, ["test_a.py::T::test_deep"]).startswith("test_a.py::T::test_deep: assert 9 == 6")
     assert told(REASONS, ["tests/test_late.py::test_x"]).startswith("tests/test_late.py: ModuleNotFoundError")
     assert told(REASONS, ["test_a.py::test_other"]) == ""
-    assert told([Reason("ERROR at setup of test_b", "no fixture")], ["b.py::test_b"]) == "b.py::test_b: no fixture"
+    assert told([FailedTest("ERROR at setup of test_b", "no fixture")], ["b.py::test_b"]) == "b.py::test_b: no fixture"
 
 
 def test_the_first_is_told_whether_its_id_is_known_or_not() -> None:

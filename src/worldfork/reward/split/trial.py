@@ -21,7 +21,7 @@ from worldfork.records.task import Task
 from worldfork.reward.arguments import TEST_ENV, WALL_FACTOR, find_configuration, fixed_args, test_limits
 from worldfork.reward.blame import STARVED_SHARE, check_host, is_most
 from worldfork.reward.commanded import import_path, pytest_arguments
-from worldfork.reward.needs import Need
+from worldfork.reward.needs import UNKNOWN, Need
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.report import Report, read_report
 from worldfork.reward.split.frames import VALUE_MODULES, FrameStream, program_argument, program_input
@@ -88,7 +88,7 @@ async def run_split(
         VerifierError: it could not be judged.
     """
     args, test_cpu_s = await _arguments(tests, task, hidden)
-    cpu_s = (need or Need()).cpu_limit_s(task.limits.grade_cpu_s)
+    cpu_s = (need or UNKNOWN).cpu_limit_s(task.limits.grade_cpu_s)
     paths = import_path(task)
     # The candidate's Python has no empty path of its own: there it is the directory that it starts in.
     absolute = dict.fromkeys(posixpath.join(TASK_DIRECTORY, each).rstrip("/") for each in paths.split(":") if paths)
@@ -143,7 +143,7 @@ class _Run:
                 self._wall_s,
                 self._clock,
                 self._test_wall_s(),
-                self._need or Need(),
+                self._need or UNKNOWN,
             )
         )
         began_s = self._clock.monotonic_s()
