@@ -79,7 +79,12 @@ def find_account(groups: Iterable[str]) -> Account | None:
 def _cpus(groups: Iterable[str]) -> int:
     """Return how many CPUs the groups may use at once: every group that they are in may have a quota."""
     cpus = float(len(os.sched_getaffinity(0)))
-    above = {str(parent) for group in groups for parent in (PurePosixPath(group), *PurePosixPath(group).parents)}
+    above = {
+        str(parent)
+        for group in groups
+        if any(os.path.exists(f"{group}/{name}") for name in ("cpu.cfs_quota_us", "cgroup.controllers"))
+        for parent in (PurePosixPath(group), *PurePosixPath(group).parents)
+    }
     for group in above:
         quota, period = (*_text(f"{group}/cpu.max").split(), "", "")[:2]
         if not quota:

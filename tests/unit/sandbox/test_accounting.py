@@ -109,7 +109,8 @@ def test_only_the_first_of_many_threads_are_read_and_that_is_told(tmp_path: Path
 )
 def test_a_quota_of_any_group_above_bounds_the_cpus(tmp_path: Path, files: dict[str, str], share: int | None) -> None:
     make_group(tmp_path / "above", **files)
-    group = make_group(tmp_path / "above/between/own", cpuacct__usage="0", tasks="")
+    kind = {"cgroup__controllers": "cpu\n"} if "cpu__max" in files else {"cpu__cfs_quota_us": "-1\n"}
+    group = make_group(tmp_path / "above/between/own", cpuacct__usage="0", tasks="", **kind)
     ours = len(os.sched_getaffinity(0))
     assert read(find_account([group]), tmp_path / "proc").cpus == min(ours, share or ours)
 
