@@ -16,6 +16,7 @@ Overlay = Literal["auto", "new", "legacy"]
 Cgroups = Literal["auto", "off"]
 IdRange = Literal["auto", "off"]
 Upkeep = Literal["auto", "off"]
+DriverName = Literal["namespace", "microvm"]
 
 DEFAULT_RESERVE_BYTES = 1 << 30
 DEFAULT_LEASE_TTL_S = 300
@@ -49,6 +50,11 @@ class Settings:
     id_range: IdRange = "auto"
     """"auto": sandboxes of an ordinary user get the ids of /etc/subuid and /etc/subgid where a really started one
     proved that they can; "off": root alone. `WORLDFORK_ID_RANGE`."""
+    driver: DriverName = "namespace"
+    """What isolates a sandbox where its caller names nothing. `WORLDFORK_DRIVER`."""
+    allow_tcg: bool = False
+    """Whether machines may be interpreted by QEMU, which is slow and no security boundary, where no KVM works.
+    `WORLDFORK_ALLOW_TCG`."""
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
@@ -71,6 +77,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         lease_ttl_s=_seconds(source, "WORLDFORK_LEASE_TTL_S", DEFAULT_LEASE_TTL_S),
         remote=source.get("WORLDFORK_REMOTE", ""),
         upkeep=cast(Upkeep, _one_of(source, "WORLDFORK_UPKEEP", get_args(Upkeep))),
+        driver=cast(DriverName, _one_of(source, "WORLDFORK_DRIVER", get_args(DriverName))),
+        allow_tcg=_one_of(source, "WORLDFORK_ALLOW_TCG", ("0", "1")) == "1",
     )
 
 

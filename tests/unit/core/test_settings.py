@@ -38,12 +38,23 @@ def test_everything_can_be_named() -> None:
             "WORLDFORK_OVERLAY": "legacy",
             "WORLDFORK_CGROUPS": "off",
             "WORLDFORK_RESERVE_BYTES": "0",
+            "WORLDFORK_DRIVER": "microvm",
+            "WORLDFORK_ALLOW_TCG": "1",
         }
-    ) == Settings(Path("/h"), Path("/s"), "user", "legacy", "off", 0)
+    ) == Settings(Path("/h"), Path("/s"), "user", "legacy", "off", 0, driver="microvm", allow_tcg=True)
+
+
+EMPTY = (
+    "WORLDFORK_FORM",
+    "WORLDFORK_SCRATCH",
+    "WORLDFORK_RESERVE_BYTES",
+    "WORLDFORK_DRIVER",
+    "WORLDFORK_ALLOW_TCG",
+)
 
 
 def test_empty_is_unset() -> None:
-    empty = dict.fromkeys(("WORLDFORK_FORM", "WORLDFORK_SCRATCH", "WORLDFORK_RESERVE_BYTES"), "")
+    empty = dict.fromkeys(EMPTY, "")
     settings = load_settings({"WORLDFORK_HOME": "/h", **empty})
     assert settings == Settings(Path("/h"), reserve_bytes=DEFAULT_RESERVE_BYTES)
 
@@ -58,6 +69,8 @@ def test_empty_is_unset() -> None:
         ("WORLDFORK_OVERLAY", "fuse"),
         ("WORLDFORK_CGROUPS", "on"),
         ("WORLDFORK_ID_RANGE", "on"),
+        ("WORLDFORK_DRIVER", "docker"),
+        ("WORLDFORK_ALLOW_TCG", "yes"),
         ("WORLDFORK_RESERVE_BYTES", "-1"),
         ("WORLDFORK_RESERVE_BYTES", "1 GiB"),
         ("WORLDFORK_RESERVE_BYTES", "\u0661"),
@@ -66,6 +79,10 @@ def test_empty_is_unset() -> None:
 def test_nonsense_names_the_variable(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):
         load_settings({"WORLDFORK_HOME": "/h", name: value})
+
+
+def test_consent_to_interpreted_machines_is_taken_back_by_zero() -> None:
+    assert not load_settings({"WORLDFORK_HOME": "/h", "WORLDFORK_ALLOW_TCG": "0"}).allow_tcg
 
 
 def test_the_process_is_read_at_call_time(monkeypatch: pytest.MonkeyPatch) -> None:
