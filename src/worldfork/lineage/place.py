@@ -14,12 +14,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from worldfork.core.clock import SystemClock
-from worldfork.core.errors import SandboxError, StoreError, WorldforkError
+from worldfork.core.errors import ConfigError, SandboxError, StoreError, WorldforkError
 from worldfork.core.settings import Settings, load_settings
 from worldfork.lineage.durable import Synchroniser
 from worldfork.lineage.upkeep import Upkeep
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox.cgroups import remove_groups
+from worldfork.sandbox.driver import Driver
 from worldfork.sandbox.namespace import NamespaceDriver
 from worldfork.sandbox.pressure import HostKills
 from worldfork.sandbox.probe import proved_ids
@@ -30,6 +31,7 @@ from worldfork.store.store import Holder, Store, SweepReport
 if TYPE_CHECKING:
     from worldfork.lineage.live import Live
     from worldfork.lineage.watch import Watch
+    from worldfork.sandbox.microvm.driver import MicrovmDriver
 
 _T = TypeVar("_T")
 _log = logging.getLogger("worldfork")
@@ -50,7 +52,10 @@ class Place:
         self.home = open_home(settings)
         self.store = Store.open(self.home, ttl_s=settings.lease_ttl_s)
         self.driver = NamespaceDriver(settings)
+        """The one whose sandboxes write to directories of this host; the store's form and ids are its own."""
         self.driver.ids = proved_ids(settings, self.driver.form, self.home.scratch / "id-range", self.home.tmp)
+        self._machines: MicrovmDriver | None = None
+        self._making = threading.Lock()
         self.live: dict[str, Live] = {}
         """Sandboxes that this process started, by id; all but the detached ones end with it."""
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="worldfork-work")
@@ -75,10 +80,45 @@ class Place:
                 str(self.home.run),
                 self.settings.reserve_bytes,
                 living=lambda: list(self.live.values()),
-                rest=lambda: self.driver.drop_spare(_SPARE_S),
+                rest=lambda: self._drop_spares(_SPARE_S),
                 kills=self.host_kills,
             )
         self._watch.start()
+
+    def driver_of(self, named: SandboxFacts | str) -> Driver:
+        """Return the driver of a sandbox, or that of a name.
+
+        Raises:
+            ConfigError: there is none of this name.
+            DriverUnavailable: this machine lacks what it needs.
+        """
+        name = named if isinstance(named, str) else named.driver
+        return self.driver if name == self.driver.name else self.machines(name)
+
+    def machines(self, name: str = "microvm") -> MicrovmDriver:
+        """Return the driver whose sandboxes are virtual machines; made on first use.
+
+        Raises:
+            ConfigError: `name` is another's. DriverUnavailable: this machine lacks what it needs.
+        """
+        if name != "microvm":
+            raise ConfigError(f"there is no driver {name!r}", remedy='use "namespace" or "microvm"', name=name)
+        with self._making:
+            if self._machines is None:
+                from worldfork.sandbox.microvm.driver import MicrovmDriver
+
+                self._machines = MicrovmDriver(self.settings, self.home.images)
+            return self._machines
+
+    def _drop_spares(self, unused_s: float = 0.0) -> bool:
+        remains = self.driver.drop_spare(unused_s)
+        return (self._machines is not None and self._machines.drop_spare(unused_s)) or remains
+
+    def _forget_spares(self) -> None:
+        self._making = threading.Lock()
+        self.driver.forget_spare()
+        if self._machines is not None:
+            self._machines.forget_spare()
 
     async def work(self, call: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
         """Run a blocking call of the store in a worker thread; a cancelled caller still waits for its end.
@@ -219,7 +259,7 @@ class Place:
         self.live.clear()
         if self._watch is not None:
             self._watch.stop()
-        self.driver.drop_spare()
+        self._drop_spares()
         self.upkeep.stop()
         self._workers.shutdown(wait=True)
         self._slow.shutdown(wait=True)
@@ -297,7 +337,7 @@ def drop_spares() -> None:
     """Let go of starts that were begun beforehand, now instead of a second later. For tests that count what is left."""
     for (pid, _), one in list(_places.items()):
         if pid == os.getpid():
-            one.driver.drop_spare()
+            one._drop_spares()
 
 
 def close_place(one: Place) -> None:
@@ -322,7 +362,7 @@ def _forked() -> None:
     global _lock
     _lock = threading.Lock()
     for one in _places.values():
-        one.driver.forget_spare()
+        one._forget_spares()
         one.upkeep.forget()
 
 

@@ -304,5 +304,6 @@ def _plan(place: Place, facts: SandboxFacts, network: HostNetwork | None) -> Sta
         identity=identity_files(facts, network.resolv_conf if network else _NO_NETWORK),
         binds=tuple(network.binds) if network else (),
         shown=trees_of(place, facts),
+        layer_ids=facts.layers,
         shm_bytes=(facts.limits.memory_mb << 20) // 2 if facts.limits.memory_mb else _SHM_DEFAULT_BYTES,
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from worldfork.records.sandbox import SandboxFacts
@@ -24,6 +26,9 @@ class Capabilities:
     other_users: bool
     """Whether commands can run as, and files belong to, others than root; not where one id is mapped alone."""
     memory_checkpoint: bool = False
+    """Whether a checkpoint can hold processes and memory besides the disk."""
+    disk_on_host: bool = True
+    """Whether what a sandbox writes lies in a directory of the host, which a checkpoint can take as it is."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,12 @@ class StartPlan:
     """(host path, path inside), read-only, besides those of the base."""
     shown: tuple[ShownTree, ...] = ()
     shm_bytes: int = 64 << 20
+    layer_ids: tuple[str, ...] = ()
+    """Ids of the layers in `ground`, top first; a base's directory and what stands for mount points have none."""
+    memory: Path | None = None
+    """A memory directory to be restored: the sandbox goes on where that was saved, and nothing is launched in it."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What every command of the sandbox starts with; only where `memory` is restored, for the hook after that."""
 
 
 @dataclass
@@ -89,6 +100,12 @@ class Driver(Protocol):
     """One way to isolate."""
 
     name: str
+    form: str
+    """Of its overlays, as in `Capabilities`."""
+    ids: str
+    """The map of ids of its sandboxes, as text; empty where root is the only one in them, or ids are the machine's."""
+    overlay: str
+    """"new" or "legacy": how overlays are made; "legacy" needs the directory `scratch` in `run`."""
 
     def capabilities(self) -> Capabilities:
         """Return what this driver can do here, without starting anything."""
