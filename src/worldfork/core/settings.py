@@ -52,6 +52,8 @@ class Settings:
     proved that they can; "off": root alone. `WORLDFORK_ID_RANGE`."""
     driver: DriverName = "namespace"
     """What isolates a sandbox where its caller names nothing. `WORLDFORK_DRIVER`."""
+    base: str = "host"
+    """What a fresh sandbox starts from where its caller names nothing: `host` or `dir:PATH`. `WORLDFORK_BASE`."""
     allow_tcg: bool = False
     """Whether machines may be interpreted by QEMU, which is slow and no security boundary, where no KVM works.
     `WORLDFORK_ALLOW_TCG`."""
@@ -78,6 +80,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         remote=source.get("WORLDFORK_REMOTE", ""),
         upkeep=cast(Upkeep, _one_of(source, "WORLDFORK_UPKEEP", get_args(Upkeep))),
         driver=cast(DriverName, _one_of(source, "WORLDFORK_DRIVER", get_args(DriverName))),
+        base=source.get("WORLDFORK_BASE", "") or "host",
         allow_tcg=_one_of(source, "WORLDFORK_ALLOW_TCG", ("0", "1")) == "1",
     )
 

@@ -40,8 +40,11 @@ def test_everything_can_be_named() -> None:
             "WORLDFORK_RESERVE_BYTES": "0",
             "WORLDFORK_DRIVER": "microvm",
             "WORLDFORK_ALLOW_TCG": "1",
+            "WORLDFORK_BASE": "dir:/base",
         }
-    ) == Settings(Path("/h"), Path("/s"), "user", "legacy", "off", 0, driver="microvm", allow_tcg=True)
+    ) == Settings(
+        Path("/h"), Path("/s"), "user", "legacy", "off", 0, driver="microvm", base="dir:/base", allow_tcg=True
+    )
 
 
 EMPTY = (
@@ -50,6 +53,7 @@ EMPTY = (
     "WORLDFORK_RESERVE_BYTES",
     "WORLDFORK_DRIVER",
     "WORLDFORK_ALLOW_TCG",
+    "WORLDFORK_BASE",
 )
 
 
