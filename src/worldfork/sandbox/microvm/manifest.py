@@ -1,0 +1,180 @@
+"""What is written about machines: of a saved one in its memory directory, of a running one in its run directory."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from worldfork.core.errors import Corrupt, FormatUnsupported, NotFound, SandboxDied
+from worldfork.core.whole_file import whole_file
+from worldfork.sandbox.microvm.machine import Accel, SavedBy
+
+MANIFEST = "manifest.json"
+STATE = "state"
+"""In a memory directory: what the machine's devices held."""
+MACHINE = "machine.json"
+"""In the run directory of a sandbox."""
+FORMAT = 1
+REMEDY = "remove this snapshot; it cannot be restored"
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,60}", re.ASCII)
+DiskFormat = Literal["raw", "qcow2"]
+
+
+@dataclass(frozen=True)
+class DiskFile:
+    """One file of a disk."""
+
+    path: str
+    """In a memory directory a plain name; of a running machine an absolute path."""
+    format: DiskFormat = "raw"
+
+
+DiskChain = tuple[DiskFile, ...]
+"""What a guest sees as one disk: its topmost file first, what lies below it after."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a saved machine must find again to go on."""
+
+    qemu: str
+    """Version, as `7.2.22`."""
+    accel: Accel
+    cpu: str
+    """`accel.cpu_mark`."""
+    image: str
+    """Id of the kernel and the initrd that it booted from."""
+    ram_bytes: int
+    vcpus: int
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A memory directory: `state`, page files, disks, and this as `manifest.json`. It needs nothing from elsewhere."""
+
+    build: Build
+    saved_by: SavedBy
+    ram: tuple[str, ...]
+    """Names of its page files, the oldest first."""
+    disks: tuple[DiskChain, ...]
+    """The guest's disks in their order. None of these files is written any more."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What whoever saved it wants to find again; nothing of it decides how it starts."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A machine that runs, for whoever has its run directory."""
+
+    qemu_pid: int
+    ram_fd: int
+    """The number of the descriptor by which QEMU has its sealed memory: `/proc/<qemu_pid>/fd/<ram_fd>`."""
+    memory: str
+    """The memory directory that it was restored from; a template's where it started afresh."""
+    generation: int
+    """Of its wire; every restore has another."""
+    isolation: str
+    build: Build
+    disks: tuple[DiskChain, ...]
+    """Absolute paths. The topmost file of the last disk is the one that it writes; all others never change."""
+
+
+def write_saved(directory: Path, saved: Saved) -> None:
+    """Write the manifest of a memory directory, last of all: what has one is complete.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    _write(directory / MANIFEST, {"format": FORMAT, **asdict(saved)})
+    (directory / MANIFEST).chmod(0o400)
+
+
+def read_saved(directory: Path) -> Saved:
+    """Read the manifest of a memory directory.
+
+    Raises:
+        NotFound: there is no such directory, or it is not complete.
+        Corrupt: it is damaged.
+        FormatUnsupported: it was written by another version.
+    """
+    try:
+        data = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"the saved memory {directory} is gone", remedy=REMEDY, path=str(directory)) from None
+    except ValueError:
+        raise _damaged(directory, "its manifest is no JSON") from None
+    if isinstance(data, dict) and data.get("format") not in (None, FORMAT):
+        raise FormatUnsupported(
+            f"{directory} has format {data['format']}", remedy="use the version of Worldfork that wrote it"
+        )
+    try:
+        saved = Saved(
+            build=Build(**data["build"]),
+            saved_by=data["saved_by"],
+            ram=tuple(data["ram"]),
+            disks=_chains(data["disks"]),
+            facts=data["facts"],
+        )
+    except (KeyError, TypeError, AttributeError):
+        raise _damaged(directory, "its manifest lacks a part") from None
+    names = [*saved.ram, *(file.path for chain in saved.disks for file in chain)]
+    if not saved.ram or not saved.disks or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
+        raise _damaged(directory, "its manifest names files that cannot be its own")
+    return saved
+
+
+def write_running(run: Path, running: Running) -> None:
+    """Write what is known of a machine that runs; whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    _write(run / MACHINE, asdict(running))
+
+
+def read_running(run: Path) -> Running:
+    """Read what is known of a machine that runs.
+
+    Raises:
+        SandboxDied: there is none.
+        Corrupt: what is written is damaged.
+    """
+    try:
+        data = json.loads((run / MACHINE).read_text(encoding="utf-8"))
+        return Running(
+            qemu_pid=data["qemu_pid"],
+            ram_fd=data["ram_fd"],
+            memory=data["memory"],
+            generation=data["generation"],
+            isolation=data["isolation"],
+            build=Build(**data["build"]),
+            disks=_chains(data["disks"]),
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        raise SandboxDied(f"no machine runs in {run}", step="machine") from None
+    except (ValueError, KeyError, TypeError):
+        raise _damaged(run, f"its {MACHINE}") from None
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    with whole_file(path) as part:
+        part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def _chains(data: list[list[dict[str, Any]]]) -> tuple[DiskChain, ...]:
+    return tuple(tuple(DiskFile(**file) for file in chain) for chain in data)
+
+
+def _damaged(directory: Path, what: str) -> Corrupt:
+    return Corrupt(
+        f"the saved memory {directory} is damaged: {what}",
+        remedy=REMEDY,
+        expected="a complete manifest",
+        actual=what,
+        path=str(directory),
+    )
