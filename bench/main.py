@@ -42,6 +42,18 @@ FIGURES = (
     "grading",
     "oversubscribed",
 )
+MACHINE_FIGURES = (
+    "machine_fork",
+    "machine_burst",
+    "machine_pause",
+    "machine_memory",
+    "machine_hundred",
+    "machine_disk",
+)
+"""Of virtual machines; each takes the namespace driver's value beside its own where that means something."""
+COLUMNS = ("bar", "microvm", "namespace")
+UNITS = {"ms": "ms", "s": "s", "mib": "MiB", "mb": "MB", "n": ""}
+DRIVER_FIGURES = {"namespace": FIGURES, "microvm": MACHINE_FIGURES}
 LIMIT_S = 3 * 3600
 
 
@@ -77,7 +89,14 @@ def _parser() -> argparse.ArgumentParser:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"figures, or how their names begin; by default all: {', '.join(FIGURES)}",
+        help=f"figures, or how their names begin; by default all of the driver: {', '.join(FIGURES)};"
+        f" of microvm {', '.join(MACHINE_FIGURES)}",
+    )
+    parser.add_argument(
+        "--driver",
+        choices=("namespace", "microvm"),
+        default="namespace",
+        help="whose figures to take; those of microvm end with a table that has namespace beside it",
     )
     parser.add_argument(
         "--json",
@@ -106,13 +125,31 @@ def _line(result: dict[str, Any]) -> str:
     return told[0] + ("; ".join(told[1:]) or result.get("reason", ""))
 
 
+def _print_table(results: Sequence[dict[str, Any]]) -> None:
+    """Print the rows that have a column for each driver, where there are any."""
+    rows = [row for result in results for row in result.get("rows", ())]
+    if not rows:
+        return
+    lines = [("", "bar", "microvm", "namespace", "")]
+    for row in rows:
+        told = ["" if row[key] is None else f"{row[key]:g} {UNITS[row['unit']]}".rstrip() for key in COLUMNS]
+        lines.append((row["what"], *told, {True: "pass", False: "MISSED", None: "reported"}[row["passed"]]))
+    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
+    print()
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    for note in dict.fromkeys(note for result in results if "rows" in result for note in result["notes"]):
+        print(note)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Take the named figures. Returns 0, 1 when a bar was missed, 2 when a bench broke or was asked wrongly."""
     asked = _parser().parse_args(arguments)
-    names = list(dict.fromkeys(figure for name in asked.names or [""] for figure in FIGURES if figure.startswith(name)))
-    unknown = [name for name in asked.names if not any(figure.startswith(name) for figure in FIGURES)]
+    known = (*FIGURES, *MACHINE_FIGURES) if asked.names else DRIVER_FIGURES[asked.driver]
+    names = list(dict.fromkeys(figure for name in asked.names or [""] for figure in known if figure.startswith(name)))
+    unknown = [name for name in asked.names if not any(figure.startswith(name) for figure in known)]
     if unknown:
-        say(f"bench: no figure {unknown[0]!r}; there are {', '.join(FIGURES)}")
+        say(f"bench: no figure {unknown[0]!r}; there are {', '.join(known)}")
         return 2
     options = Options(quick=asked.quick, home=asked.home.absolute(), data=asked.data.absolute(), set_up=asked.set_up)
     passed_on = ["--home", str(options.home), "--data", str(options.data)]
@@ -123,6 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results.append(take(name, options) if len(names) == 1 else _take_apart(name, passed_on))
         if asked.json != "-":
             print(_line(results[-1]), flush=True)
+    if asked.json != "-":
+        _print_table(results)
     if asked.json == "-":
         print(json.dumps(results, indent=2))
     elif asked.json:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.harness import Options, Skip
@@ -22,14 +23,14 @@ _PROGRAMS = (
 _DIRECTORIES = ("etc", "proc", "sys", "dev", "tmp", "run", "root", "var", "workspace", "usr/bin", "bin")
 
 
-def small_root(options: Options) -> Path:
-    """A directory with a shell, `true` and the libraries that they need; made once."""
-    root = options.home / "rootfs"
+def small_root(options: Options, *, name: str = "rootfs", more: Sequence[str] = ()) -> Path:
+    """A directory with a shell, `true`, the programs `more` of /usr/bin and the libraries that they need; made once."""
+    root = options.home / name
     if (root / "etc" / "passwd").exists():
         return root
-    for name in _DIRECTORIES:
-        (root / name).mkdir(parents=True, exist_ok=True)
-    for program in _PROGRAMS:
+    for directory in _DIRECTORIES:
+        (root / directory).mkdir(parents=True, exist_ok=True)
+    for program in (*_PROGRAMS, *(f"/usr/bin/{each}" for each in more)):
         _copy(program, root)
         for library in _libraries(program):
             _copy(library, root)
