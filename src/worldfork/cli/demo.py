@@ -5,13 +5,25 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from worldfork import Sandbox, SnapshotInfo
 from worldfork.cli.boundary import FAILED, OK, verb
+from worldfork.cli.demo_machines import (
+    choose_machines,
+    freeze,
+    isolation_of,
+    kind_rows,
+    prepare_root,
+    restore,
+    say_kinds,
+    start_session,
+    to_json,
+)
 from worldfork.cli.demo_report import ARTICLE, GROUP, Economics, economics_rows, reward_line
 from worldfork.cli.demo_rollouts import Scored, roll_out
 from worldfork.cli.demo_world import Survivor, WorldFacts, build_world, read_state, survivors
@@ -20,12 +32,16 @@ from worldfork.cli.sandboxes import AsJson
 
 RESTORES = 9
 """An odd number, so that the median is one of them."""
+LABEL = "worldfork demo"
+MACHINE_MEMORY_MB = 1024
 
 
 @dataclass(frozen=True)
 class Measured:
     """The world and what it cost."""
 
+    snapshot: SnapshotInfo
+    """What the rollouts start from."""
     facts: WorldFacts
     build_s: float
     """From nothing to the finished world."""
@@ -44,32 +60,79 @@ class Measured:
 @verb
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the world's snapshot, and print its id.")] = False,
+    driver: Annotated[
+        Literal["namespace", "microvm"], typer.Option(help="What the world and its forks are isolated by.")
+    ] = "namespace",
+    base: Annotated[
+        str | None, typer.Option(help="With microvm: dir:/path of a root file system that has python3.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Build a world, freeze it, prove what came back, grade eight rollouts and count the hours saved."""
     say: Callable[[str], None] = (lambda _: None) if as_json else print_line
     say("Build a world once, freeze it, fork it.\n")
-    snapshot: SnapshotInfo | None = None
-    began_s = time.perf_counter()
-    try:
-        with Sandbox.create() as world:
-            facts, build_s = _build(world, say, began_s, quiet=as_json)
-            began_s = time.perf_counter()
-            snapshot = world.checkpoint(label="worldfork demo")
-            checkpoint_s = time.perf_counter() - began_s
-            say(f"2. Freeze    the snapshot could be forked after {human_seconds(checkpoint_s)}; the world runs on")
-        measured = _restore(snapshot, facts, build_s, checkpoint_s, say)
-        scored = _roll_out(snapshot, facts, say, quiet=as_json)
+    told: dict[str, Any]
+    with ExitStack() as stack:
+        if driver == "microvm":
+            measured, told = _in_machines(choose_machines(base), stack, say, keep=keep, quiet=as_json)
+        else:
+            measured, told = _in_namespaces(stack, say, keep=keep, quiet=as_json)
+        scored = _roll_out(measured.snapshot, measured.facts, say, quiet=as_json)
         if as_json:
-            print_json(_shape(measured, scored))
+            print_json({**_shape(measured, scored), **told})
         else:
             _say_economics(measured.economics, say)
         if keep:
-            say(f"\nThe world stays as {snapshot.snapshot_id}.")
-    finally:
-        if snapshot is not None and not keep:
-            Sandbox.delete_snapshot(snapshot.snapshot_id)
+            say(f"\nThe world stays as {measured.snapshot.snapshot_id}.")
     return OK if all(thing.ok for thing in measured.survived) and scored.as_known else FAILED
+
+
+def _delete_later(stack: ExitStack, snapshot: SnapshotInfo, *, keep: bool = False) -> None:
+    if not keep:
+        stack.callback(Sandbox.delete_snapshot, snapshot.snapshot_id)
+
+
+def _in_namespaces(
+    stack: ExitStack, say: Callable[[str], None], *, keep: bool, quiet: bool
+) -> tuple[Measured, dict[str, Any]]:
+    began_s = time.perf_counter()
+    with Sandbox.create() as world:
+        facts, build_s = _build(world, say, began_s, quiet=quiet)
+        began_s = time.perf_counter()
+        snapshot = world.checkpoint(label=LABEL)
+        checkpoint_s = time.perf_counter() - began_s
+        _delete_later(stack, snapshot, keep=keep)
+        say(f"2. Freeze    the snapshot could be forked after {human_seconds(checkpoint_s)}; the world runs on")
+    return _restore(snapshot, facts, build_s, checkpoint_s, say), {}
+
+
+def _in_machines(
+    base: str, stack: ExitStack, say: Callable[[str], None], *, keep: bool, quiet: bool
+) -> tuple[Measured, dict[str, Any]]:
+    began_s = time.perf_counter()
+    with Sandbox.create(base=base, memory_mb=MACHINE_MEMORY_MB, network="host") as world:
+        isolation = isolation_of(world)
+        say(f"   in virtual machines on {base}; what isolates them: {isolation}")
+        prepare_root(world)
+        facts, build_s = _build(world, say, began_s, quiet=quiet)
+        session = start_session(world)
+        frozen = []
+        for kind, kept in (("filesystem", keep), ("memory", False)):
+            frozen.append(freeze(world, kind, LABEL))
+            _delete_later(stack, frozen[-1][0], keep=kept)
+        say("2. Freeze    both ways while the world runs on: its disk, and its disk with the memory of what runs")
+    with progress("restoring both kinds of snapshots", quiet=quiet):
+        disk = restore(*frozen[0], facts, None, RESTORES)
+        memory = restore(*frozen[1], facts, session, RESTORES)
+    say(f"3. Restore   new machines, to the first answer; the median of {RESTORES}\n")
+    if not quiet:
+        print_table(("snapshot", "forkable after", "stood still", "size", "restore here", "the article"),
+                    kind_rows(disk, memory))  # fmt: skip
+    say("")
+    say_kinds(disk, memory, say)
+    survived = [*disk.survived, *memory.survived]
+    measured = Measured(frozen[0][0], facts, build_s, disk.checkpoint_s, disk.restore_s, survived)
+    return measured, {"machines": to_json(disk, memory, isolation)}
 
 
 def _build(world: Sandbox, say: Callable[[str], None], began_s: float, *, quiet: bool) -> tuple[WorldFacts, float]:
@@ -95,7 +158,7 @@ def _restore(
             times_s.append(time.perf_counter() - began_s)
             if number == 0:
                 state = read_state(restored, facts.packages)
-    measured = Measured(facts, build_s, checkpoint_s, statistics.median(times_s), survivors(facts, state))
+    measured = Measured(snapshot, facts, build_s, checkpoint_s, statistics.median(times_s), survivors(facts, state))
     say(f"3. Restore   a new sandbox answered after {human_seconds(measured.restore_s)}, the median of {RESTORES}")
     for thing in measured.survived:
         say(f"             {'came back' if thing.ok else 'NOT THE SAME'}  {thing.name}: {thing.detail}")
