@@ -6,6 +6,8 @@ from typing import Final
 
 BASE: Final = "/base"
 """The root file system below all layers: the first disk."""
+BASE_NAME: Final = "b"
+"""Of the one directory that the base's image has."""
 LAYERS: Final = "/layers"
 """The layers, each a directory with a short name, the topmost "0": the second disk."""
 SCRATCH: Final = "/scratch"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+import blake3
 
 from worldfork.core.errors import Corrupt, FormatUnsupported, NotFound, SandboxDied
 from worldfork.core.whole_file import whole_file
@@ -21,6 +24,7 @@ MACHINE = "machine.json"
 FORMAT = 1
 REMEDY = "remove this snapshot; it cannot be restored"
 
+_STATE_LIMIT_BYTES = 64 << 20
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,60}", re.ASCII)
 DiskFormat = Literal["raw", "qcow2"]
 
@@ -63,6 +67,8 @@ class Saved:
     """Names of its page files, the oldest first."""
     disks: tuple[DiskChain, ...]
     """The guest's disks in their order. None of these files is written any more."""
+    state_digest: str = ""
+    """BLAKE3 of `state`, as hex digits."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What whoever saved it wants to find again; nothing of it decides how it starts."""
 
@@ -108,24 +114,58 @@ def read_saved(directory: Path) -> Saved:
         raise NotFound(f"the saved memory {directory} is gone", remedy=REMEDY, path=str(directory)) from None
     except ValueError:
         raise _damaged(directory, "its manifest is no JSON") from None
-    if isinstance(data, dict) and data.get("format") not in (None, FORMAT):
-        raise FormatUnsupported(
-            f"{directory} has format {data['format']}", remedy="use the version of Worldfork that wrote it"
-        )
     try:
+        if data["format"] != FORMAT:
+            raise FormatUnsupported(
+                f"{directory} has format {data['format']}", remedy="use the version of Worldfork that wrote it"
+            )
         saved = Saved(
             build=Build(**data["build"]),
             saved_by=data["saved_by"],
             ram=tuple(data["ram"]),
             disks=_chains(data["disks"]),
             facts=data["facts"],
+            state_digest=data["state_digest"],
         )
+        names = [*saved.ram, *(file.path for chain in saved.disks for file in chain)]
+        own = bool(saved.ram and saved.disks) and all(_NAME.fullmatch(name) for name in names)
     except (KeyError, TypeError, AttributeError):
         raise _damaged(directory, "its manifest lacks a part") from None
-    names = [*saved.ram, *(file.path for chain in saved.disks for file in chain)]
-    if not saved.ram or not saved.disks or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
+    if not own:
         raise _damaged(directory, "its manifest names files that cannot be its own")
     return saved
+
+
+def digest_state(content: bytes) -> str:
+    """Return what `Saved.state_digest` is of a saved state."""
+    return blake3.blake3(content).hexdigest()
+
+
+def open_state(directory: Path, saved: Saved) -> int:
+    """Return a descriptor of a saved state, checked; the caller closes it.
+
+    Raises:
+        NotFound: it is gone.
+        Corrupt: it is damaged.
+    """
+    try:
+        fd = os.open(directory / STATE, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise NotFound(f"the saved memory {directory} has lost its state", remedy=REMEDY, path=str(directory)) from None
+    try:
+        actual = digest_state(os.pread(fd, _STATE_LIMIT_BYTES, 0))
+        if actual != saved.state_digest:
+            raise Corrupt(
+                f"the saved memory {directory} is damaged: its state",
+                remedy=REMEDY,
+                expected=saved.state_digest,
+                actual=actual,
+                path=str(directory),
+            )
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def write_running(run: Path, running: Running) -> None:

@@ -39,7 +39,7 @@ def write_overlay(path: Path, size_bytes: int, backing: str, backing_format: str
         for at, data in content:
             if os.pwrite(handle, data, at) != len(data):
                 raise OSError(f"{path} was written in part only")
-        os.ftruncate(handle, _length_bytes(size_bytes))
+        os.ftruncate(handle, length_bytes(size_bytes))
     except BaseException:
         os.unlink(path)
         raise
@@ -104,5 +104,6 @@ def _maps(size_bytes: int) -> int:
     return -(-_clusters(size_bytes) // (CLUSTER_BYTES // 8))
 
 
-def _length_bytes(size_bytes: int) -> int:
+def length_bytes(size_bytes: int) -> int:
+    """Return how long the file of an empty overlay is; most of it are holes."""
     return (3 + _clusters(_maps(size_bytes) * 8)) * CLUSTER_BYTES

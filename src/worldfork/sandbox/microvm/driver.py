@@ -1,0 +1,257 @@
+"""The `microvm` driver: a virtual machine of its own round every sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Final, TypeVar
+
+from worldfork.core.errors import DriverUnavailable, LaunchFailed, OutOfSpace
+from worldfork.core.settings import Settings
+from worldfork.core.threads import in_thread
+from worldfork.records.sandbox import Limits, SandboxFacts
+from worldfork.sandbox.cgroups import CgroupLayout, detect_layout
+from worldfork.sandbox.command import CommandSpec, Reason
+from worldfork.sandbox.connection import Connection
+from worldfork.sandbox.driver import Begun, Capabilities, Ground, Started, StartPlan
+from worldfork.sandbox.microvm import inside, starting
+from worldfork.sandbox.microvm.control import control, reach
+from worldfork.sandbox.microvm.disks import chains_in, fresh_disks, write_top
+from worldfork.sandbox.microvm.host import Host, find_host
+from worldfork.sandbox.microvm.keep import Kept, put_down
+from worldfork.sandbox.microvm.manifest import read_saved
+from worldfork.sandbox.microvm.memories import Memories
+from worldfork.sandbox.microvm.ram import available_bytes
+from worldfork.sandbox.microvm.starting import Origin
+from worldfork.sandbox.microvm.template import ensure_template
+from worldfork.sandbox.namespace import natural_form
+
+OVERHEAD_MIB: Final = 64
+"""What a guest's kernel and its init take, besides the memory that a sandbox may use."""
+QEMU_MIB: Final = 128
+"""What QEMU takes, besides its guest's memory."""
+START_BYTES: Final = 64 << 20
+"""Of the host's memory that must be free for a start: QEMU's own, and what a guest touches at once."""
+START_S: Final = 30.0
+HOOK_S: Final = 10.0
+
+_UNLIMITED_MIB: Final = 4096
+"""For a sandbox without a memory limit: a machine has some size."""
+_STEP_MIB: Final = 64
+_QEMU_THREADS: Final = 128
+_MIB: Final = 1 << 20
+_T = TypeVar("_T")
+
+
+class MicrovmDriver:
+    """Starts every sandbox in a virtual machine of its own.
+
+    Args:
+        settings: of this process.
+        images: where guest images, templates and images of trees are kept: `home/images`.
+    """
+
+    name = "microvm"
+    overlay = "new"
+    """No directory of the host is mounted; the guest has its own way."""
+    ids = ""
+
+    def __init__(self, settings: Settings, images: Path) -> None:
+        self.form = settings.form if settings.form != "auto" else natural_form()
+        self.layout = detect_layout() if settings.cgroups == "auto" else CgroupLayout({}, None)
+        self._images = images
+        self._allow_tcg = settings.allow_tcg
+        self._host: Host | None = None
+        self._finding = threading.Lock()
+        self._memories = Memories()
+
+    def capabilities(self) -> Capabilities:
+        """Return what this driver can do here."""
+        trusted = self.form == "trusted"
+        # Limits are kept by the guest's own kernel, whatever this host allows.
+        return Capabilities(
+            form=self.form,
+            rename_base_dirs=trusted,
+            limits=True,
+            other_users=trusted,
+            memory_checkpoint=True,
+            disk_on_host=False,
+        )
+
+    def cgroups_of(self, sandbox_id: str) -> tuple[str, ...]:
+        """Return the cgroup directories that `start` will make, for its QEMU."""
+        return self.layout.directories(sandbox_id)
+
+    def begin(self, network: str) -> Begun:
+        """Return a start with nothing under way: a machine cannot begin before its plan is known."""
+        del network
+        return Begun(0, socket.socket())
+
+    def stock(self) -> None:
+        """Do nothing: no start can be begun before its plan is known."""
+
+    def drop_spare(self, unused_s: float = 0.0) -> bool:
+        """Let go of saved memories that were not used of late; return whether one is still held. Blocking."""
+        return self._memories.drop(unused_s)
+
+    def forget_spare(self) -> None:
+        """In a forked child: let go of the parent's."""
+        self._finding = threading.Lock()
+        self._memories.forget()
+
+    async def abandon(self, begun: Begun) -> None:
+        """Take back a start that was begun."""
+        begun.sock.close()
+
+    async def start(self, plan: StartPlan, begun: Begun | None = None) -> Started:
+        """Start a sandbox in a machine; on failure or cancellation nothing of it is left running."""
+        if begun is not None:
+            begun.sock.close()
+        if plan.facts.base.kind == "host":
+            raise DriverUnavailable(
+                "the machine's own userland cannot be the ground of a virtual machine",
+                remedy="use base='dir:PATH'; `worldfork image build --driver microvm --from debian` makes one",
+            )
+        host = await in_thread(self._find_host)
+        _check_memory()
+        origin = await self._origin(host, plan)
+        try:
+            kept, generation = starting.restore(host, plan, origin, self._group_items(plan.facts, origin))
+        finally:
+            os.close(origin.ram_fd)
+        try:
+            async with asyncio.timeout(START_S):
+                await starting.come_ready(kept, plan, host, origin, generation)
+                connection = await _enter(plan, generation)
+        except BaseException as error:
+            await put_down(kept)
+            if isinstance(error, TimeoutError):
+                raise LaunchFailed(
+                    f"the machine did not answer within {START_S:.0f} s",
+                    remedy="start fewer at a time",
+                    sandbox_id=plan.facts.sandbox_id,
+                ) from None
+            raise
+        return _started(kept, connection)
+
+    async def reroot(
+        self, facts: SandboxFacts, ground: Ground, namespaces: list[int], kept: tuple[int, ...]
+    ) -> asyncio.Future[None]:
+        """Refuse: what a machine has mounted stays."""
+        del ground, namespaces, kept
+        raise _keeps_root(facts)
+
+    async def upper_of(self, facts: SandboxFacts, namespaces: list[int]) -> str:
+        """Refuse: what a machine writes lies in its own disk."""
+        del namespaces
+        raise _keeps_root(facts)
+
+    def _find_host(self) -> Host:
+        with self._finding:
+            if self._host is None:
+                self._host = find_host(self._images, allow_tcg=self._allow_tcg)
+            return self._host
+
+    async def _origin(self, host: Host, plan: StartPlan) -> Origin:
+        run = Path(plan.facts.run)
+        if plan.memory is not None:
+            return await in_thread(self._saved_origin, host, plan.memory, run)
+        ram_bytes, vcpus = machine_size(plan.facts.limits)
+        template = await in_thread(ensure_template, self._images, host, ram_bytes, vcpus)
+        return await in_thread(self._fresh_origin, host, template, plan)
+
+    def _saved_origin(self, host: Host, directory: Path, run: Path) -> Origin:
+        saved = read_saved(directory)
+        host.check(saved)
+        disks = chains_in(directory, saved.disks)
+        written = (write_top(run), *disks[-1])
+        return Origin(directory, saved, self._memories.lend(directory, saved), (*disks[:-1], written))
+
+    def _fresh_origin(self, host: Host, directory: Path, plan: StartPlan) -> Origin:
+        saved = read_saved(directory)
+        host.check(saved)
+        disks = fresh_disks(self._images, plan)
+        return Origin(directory, saved, self._memories.lend(directory, saved), disks)
+
+    def _group_items(self, facts: SandboxFacts, origin: Origin) -> list[tuple[str, str]]:
+        if not self.layout.limited:
+            return []
+        build = origin.saved.build
+        memory_mib = build.ram_bytes // _MIB + QEMU_MIB
+        limits = Limits(facts.limits.cpus, memory_mib, None, _QEMU_THREADS + build.vcpus)
+        return self.layout.items(facts.sandbox_id, limits)
+
+
+def machine_size(limits: Limits) -> tuple[int, int]:
+    """Return the bytes of memory and the number of processors of the machine for a sandbox with such limits."""
+    wanted = limits.memory_mb if limits.memory_mb is not None else _UNLIMITED_MIB
+    # Few sizes: each has a template of its own.
+    memory_mib = -(-(wanted + OVERHEAD_MIB) // _STEP_MIB) * _STEP_MIB
+    cpus = limits.cpus if limits.cpus is not None else float(os.cpu_count() or 1)
+    return memory_mib * _MIB, max(1, math.ceil(cpus))
+
+
+def _check_memory() -> None:
+    free = available_bytes()
+    if free is not None and free < START_BYTES:
+        raise OutOfSpace(
+            f"a machine needs {START_BYTES >> 20} MiB of memory to start, and the host has {free >> 20} MiB left",
+            remedy="end other sandboxes first",
+            scope="host",
+        )
+
+
+async def _enter(plan: StartPlan, generation: int) -> Connection:
+    """Make a restored guest this sandbox's own, and connect to the init inside."""
+    run = Path(plan.facts.run)
+    async with control(run) as guest:
+        if plan.memory is None:
+            await starting.resume(guest, generation)
+            await starting.mount(guest, plan)
+            await starting.launch(run, plan)
+        else:
+            items = [("hostname", plan.hostname), *(("idfile", f"{path}\t{text}") for path, text in plan.identity)]
+            await starting.resume(guest, generation, ("id", plan.facts.sandbox_id), *items)
+    connection = await Connection.open(reach(run / "sock"), sandbox_id=plan.facts.sandbox_id)
+    try:
+        if plan.memory is not None:
+            await _run_hook(connection, plan)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def _run_hook(connection: Connection, plan: StartPlan) -> None:
+    """Let a memory fork renew what only its own programs know of.
+
+    Raises:
+        LaunchFailed: the hook failed, or did not end in time.
+    """
+    spec = CommandSpec((inside.HOOK,), env=plan.env, timeout_s=HOOK_S, user="0")
+    result = await connection.run(spec, max_output_bytes=64 << 10, keep_tail=True)
+    if result.reason is Reason.NOT_STARTED or result.ok:
+        return
+    how = f"did not end within {HOOK_S:g} s" if result.timed_out else f"ended with {result.exit_code}"
+    raise LaunchFailed(
+        f"{inside.HOOK} {how} in a fork: {result.stderr[-500:].strip()}",
+        remedy="mend it in the sandbox, and take the memory checkpoint again",
+        sandbox_id=plan.facts.sandbox_id,
+        step="hook",
+    )
+
+
+def _started(kept: Kept, connection: Connection) -> Started:
+    return Started(pid=kept.pid, connection=connection, leash=kept.let_go())
+
+
+def _keeps_root(facts: SandboxFacts) -> DriverUnavailable:
+    return DriverUnavailable(
+        f"{facts.sandbox_id} runs in a machine, whose root stays as it is",
+        remedy="take a checkpoint, and start a sandbox from that",
+        sandbox_id=facts.sandbox_id,
+    )

@@ -1,0 +1,152 @@
+"""Starting `wf-init keep`, which starts and holds one machine, and ends it with its owner."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from worldfork.core.errors import LaunchFailed, SandboxError
+from worldfork.sandbox import wire as sandbox_wire
+from worldfork.sandbox.microvm import wire
+from worldfork.sandbox.microvm.control import exactly
+from worldfork.sandbox.program import encode_plan, spawn
+from worldfork.sandbox.remedies import explain
+
+AGENT_FD: Final = 16
+QMP_FD: Final = 17
+RAM_FD: Final = 18
+STATE_FD: Final = 19
+DISKS_FD: Final = 20
+"""Numbers that QEMU gets its descriptors as; those of disks are this and the following."""
+
+_OWNER_FD: Final = 4
+_HEADER: Final = struct.Struct("<IHHI")
+_ENDED: Final = "keep: the machine ended: "
+_WORDS: Final = 500
+_END_S: Final = 10.0
+
+
+@dataclass
+class Kept:
+    """A `keep` whose machine starts or runs."""
+
+    pid: int
+    """Of the keep, a child of this process."""
+    sock: socket.socket
+    """To it; its end is the end of both, unless the sandbox is detached."""
+    qemu_pid: int = 0
+    _qemu: int = -1
+
+    async def launched(self) -> None:
+        """Wait until QEMU's process exists.
+
+        Raises:
+            LaunchFailed: it could not be started.
+        """
+        self.qemu_pid = struct.unpack("<I", await self._expect(wire.LAUNCHED))[0]
+        with contextlib.suppress(OSError):  # it has ended already, as is told next
+            self._qemu = os.pidfd_open(self.qemu_pid)
+
+    async def ready(self) -> None:
+        """Wait until the guest has answered.
+
+        Raises:
+            LaunchFailed: QEMU ended before, with what it said.
+        """
+        await self._expect(wire.READY)
+
+    async def _expect(self, wanted: int) -> bytes:
+        try:
+            size, kind, _, _ = _HEADER.unpack(await exactly(self.sock, _HEADER.size))
+            payload = await exactly(self.sock, min(size, sandbox_wire.MAX_PAYLOAD_BYTES))
+        except (EOFError, OSError) as error:
+            raise LaunchFailed("keep ended without a word", remedy="see `worldfork doctor`") from error
+        if kind == sandbox_wire.ERROR:
+            raise _failure(*sandbox_wire.read_error(payload))
+        if kind != wanted:
+            raise LaunchFailed(f"keep said {kind} where {wanted} was expected", remedy="install Worldfork again")
+        return payload
+
+    def put_down(self) -> None:
+        """End the machine and reap its keep. Blocking, for some milliseconds."""
+        self.sock.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        if self._qemu >= 0:
+            # The kernel ends it with its keep, but not in the same moment.
+            select.select([self._qemu], [], [], _END_S)
+        self.let_go()
+
+    def let_go(self) -> int:
+        """Return the descriptor of the socket, and hold nothing of the machine any more."""
+        if self._qemu >= 0:
+            os.close(self._qemu)
+            self._qemu = -1
+        return self.sock.detach()
+
+
+def start_keep(
+    items: Iterable[tuple[str, str]], arguments: Sequence[str], fds: Mapping[int, int], generation: int
+) -> Kept:
+    """Start a machine; wait for `launched` and `ready`, or call `put_down`.
+
+    Args:
+        items: of the plan: at least `id`, `run` and `lock`.
+        arguments: QEMU's, its absolute path first.
+        fds: what it gets: number there -> descriptor here, which stays open.
+        generation: of the wire.
+
+    Raises:
+        LaunchFailed: the host is at a limit.
+    """
+    try:
+        owner = os.pidfd_open(os.getpid())
+    except OSError as error:
+        raise explain("starting wf-init", error.errno or 0, "") from error
+    try:
+        plan = [
+            *items,
+            ("agent", str(AGENT_FD)),
+            ("qmp", str(QMP_FD)),
+            ("generation", str(generation)),
+            *(("pass", str(number)) for number in fds),
+            *(("arg", word) for word in arguments),
+        ]
+        pid, sock = spawn("keep", encode_plan(plan), {_OWNER_FD: owner, **fds})
+    finally:
+        os.close(owner)
+    sock.setblocking(False)
+    return Kept(pid, sock)
+
+
+def new_generation() -> int:
+    """Return a number for the wire of one restore."""
+    return int.from_bytes(os.urandom(4), "little") or 1
+
+
+async def put_down(kept: Kept) -> None:
+    """End a machine without holding up the event loop, cancelled or not."""
+    await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, kept.put_down))
+
+
+def _failure(number: int, text: str) -> SandboxError:
+    if not text.startswith(_ENDED):
+        return explain(text, number, "")
+    words = text.removeprefix(_ENDED).strip().replace("\n", "; ")[-_WORDS:]
+    return LaunchFailed(f"the machine ended while it started: {words or 'QEMU said nothing'}", step="machine")
+
+
+def base_items(sandbox_id: str, run: Path, lock: str) -> list[tuple[str, str]]:
+    """Return the items that every plan of a keep has."""
+    return [("id", sandbox_id), ("run", str(run)), ("lock", lock)]

@@ -1,0 +1,201 @@
+"""A machine that goes on from a saved memory, and a sandbox inside it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from worldfork.core.errors import LaunchFailed, SandboxError
+from worldfork.records.sandbox import SandboxFacts
+from worldfork.sandbox import wire as sandbox_wire
+from worldfork.sandbox.cgroups import CgroupLayout
+from worldfork.sandbox.driver import StartPlan
+from worldfork.sandbox.microvm import inside, qmp, wire
+from worldfork.sandbox.microvm.control import Control, exactly, open_stream
+from worldfork.sandbox.microvm.disks import POINTS_NAME, open_chains, short_names, shown_paths
+from worldfork.sandbox.microvm.host import Host, plug
+from worldfork.sandbox.microvm.keep import RAM_FD, STATE_FD, Kept, base_items, new_generation, start_keep
+from worldfork.sandbox.microvm.machine import Restore
+from worldfork.sandbox.microvm.manifest import DiskChain, Running, Saved, open_state, write_running
+from worldfork.sandbox.microvm.template import continue_from
+from worldfork.sandbox.microvm.wire import Op, Target
+from worldfork.sandbox.program import encode_plan
+from worldfork.sandbox.remedies import explain
+
+ENTROPY_BYTES: Final = 64
+_LAUNCHED: Final = 110
+_HEADER: Final = struct.Struct("<IHHI")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a machine goes on from."""
+
+    directory: Path
+    saved: Saved
+    ram_fd: int
+    """Of its sealed memory; this one's own."""
+    disks: tuple[DiskChain, ...]
+    """With absolute paths."""
+
+
+def restore(host: Host, plan: StartPlan, origin: Origin, cgroups: list[tuple[str, str]]) -> tuple[Kept, int]:
+    """Start a machine that goes on from a saved memory. Blocking, for about a millisecond.
+
+    Returns:
+        Its keep, and the generation of its wire.
+
+    Raises:
+        NotFound, Corrupt: a file is gone or damaged.
+        LaunchFailed: the host is at a limit.
+    """
+    facts, saved = plan.facts, origin.saved
+    generation = new_generation()
+    state = open_state(origin.directory, saved)
+    opened: dict[str, int] = {}
+    try:
+        opened = dict(open_chains(origin.disks))
+        disks, numbers = plug(origin.disks, opened)
+        machine = host.machine(saved.build, Restore(saved.saved_by, STATE_FD), disks)
+        items = base_items(facts.sandbox_id, Path(facts.run), plan.lock)
+        if facts.detached:
+            items.append(("detached", "1"))
+        if facts.timeout_s:
+            items.append(("lifetime_ms", str(int(facts.timeout_s * 1000))))
+        fds = {RAM_FD: origin.ram_fd, STATE_FD: state, **numbers}
+        return start_keep([*items, *cgroups], machine.arguments(), fds, generation), generation
+    finally:
+        for fd in (state, *opened.values()):
+            os.close(fd)
+
+
+async def come_ready(kept: Kept, plan: StartPlan, host: Host, origin: Origin, generation: int) -> None:
+    """Wait until a restored guest answers, and write down what others need to know of its machine.
+
+    Raises:
+        LaunchFailed: it ended before.
+    """
+    run = Path(plan.facts.run)
+    await kept.launched()
+    running = Running(
+        qemu_pid=kept.qemu_pid,
+        ram_fd=RAM_FD,
+        memory=str(origin.directory),
+        generation=generation,
+        isolation=host.decision.isolation,
+        build=origin.saved.build,
+        disks=origin.disks,
+    )
+    write_running(run, running)
+    if origin.saved.saved_by == "migration":
+        async with qmp.connect(run / "qmp") as monitor:
+            await continue_from(monitor, STATE_FD)
+    await kept.ready()
+
+
+async def resume(guest: Control, generation: int, *items: tuple[str, str]) -> bytes:
+    """Give a restored guest randomness of its own, the time of day, and a name.
+
+    Raises:
+        LaunchFailed: it did not take them; it must not go on as a twin.
+    """
+    body = wire.resume_body(generation, time.time_ns(), os.urandom(ENTROPY_BYTES), *items)
+    try:
+        return await guest.ask(Op.RESUME, body)
+    except SandboxError as error:
+        raise LaunchFailed(f"the guest did not become one of its own: {error.message}", step="resume") from error
+
+
+async def mount(guest: Control, plan: StartPlan) -> None:
+    """Let a fresh guest mount what its sandbox stands on.
+
+    Raises:
+        LaunchFailed: it could not.
+    """
+    try:
+        await guest.ask(Op.PREPARE, wire.items(*_mounts(plan)))
+    except SandboxError as error:
+        raise LaunchFailed(f"the guest could not mount its disks: {error.message}", step="prepare") from error
+
+
+def _mounts(plan: StartPlan) -> Iterator[tuple[str, str]]:
+    if plan.facts.base.path:
+        yield "mount", f"/dev/vda\t{inside.BASE}\terofs\tro\t"
+    if short_names(plan):
+        yield "mount", f"/dev/vdb\t{inside.LAYERS}\terofs\tro\t"
+    # Its tables of inodes are zero already: a thread that writes them would only cost time and space.
+    yield "mount", f"/dev/vdc\t{inside.SCRATCH}\text4\tnodev,noatime\tnoinit_itable"
+    yield "mkdir", inside.UPPER
+    yield "mkdir", inside.WORK
+
+
+async def launch(run: Path, plan: StartPlan) -> None:
+    """Start the sandbox inside a guest that has mounted its disks.
+
+    Raises:
+        LaunchFailed, OutOfSpace: with what the guest said.
+    """
+    facts = plan.facts
+    # Both plans at once: nothing of the second takes time to make.
+    plans = encode_plan([("form", facts.form), ("net", facts.network)]) + encode_plan(_launch_items(plan))
+    with await open_stream(run, Target.LAUNCH) as sock:
+        try:
+            await asyncio.get_running_loop().sock_sendall(sock, plans)
+            for wanted in (_LAUNCHED, sandbox_wire.HELLO):
+                size, kind, _, _ = _HEADER.unpack(await exactly(sock, _HEADER.size))
+                payload = await exactly(sock, min(size, sandbox_wire.MAX_PAYLOAD_BYTES))
+                if kind == sandbox_wire.ERROR:
+                    number, text = sandbox_wire.read_error(payload)
+                    raise explain(text, number, facts.sandbox_id)
+                if kind != wanted:
+                    raise LaunchFailed(f"launch said {kind} where {wanted} was expected", sandbox_id=facts.sandbox_id)
+        except (EOFError, OSError) as error:
+            raise LaunchFailed("launch ended without a word in the guest", sandbox_id=facts.sandbox_id) from error
+
+
+def _launch_items(plan: StartPlan) -> Iterator[tuple[str, str]]:
+    facts = plan.facts
+    yield "id", facts.sandbox_id
+    yield "hostname", plan.hostname
+    yield "run", inside.RUN
+    yield "root", inside.RUN
+    yield "lock", f"{inside.RUN}/lock"
+    yield "net", facts.network
+    yield "shm_bytes", str(plan.shm_bytes)
+    for number, tree in enumerate(plan.shown):
+        paths = shown_paths(tree, number, inside.LAYERS)
+        if tree.layers:
+            yield "mount", f"{tree.target}\t{tree.path}"
+            yield from (("shown", path) for path in paths)
+        else:
+            yield "bind", f"{paths[0]}\t{tree.target}"
+    for path, content in plan.identity:
+        yield "idfile", f"{path}\t{content}"
+    yield from guest_cgroup(facts)
+    yield from _ground_items(plan)
+
+
+def guest_cgroup(facts: SandboxFacts) -> list[tuple[str, str]]:
+    """Return the items of the one group that a sandbox has in its guest."""
+    return CgroupLayout(v1={}, v2=Path(inside.CGROUPS)).items(facts.sandbox_id, facts.limits)
+
+
+def _ground_items(plan: StartPlan) -> Iterator[tuple[str, str]]:
+    yield "form", plan.facts.form
+    yield "overlay", "legacy"
+    yield "scratch", inside.LINKS
+    names = short_names(plan)
+    for number in range(len(plan.layer_ids)):
+        yield "layer", f"{inside.LAYERS}/{number}"
+    if plan.facts.base.path:
+        yield "layer", f"{inside.BASE}/{inside.BASE_NAME}"
+    if POINTS_NAME in names:
+        yield "layer", f"{inside.LAYERS}/{POINTS_NAME}"
+    yield "upper", inside.UPPER
+    yield "work", inside.WORK
