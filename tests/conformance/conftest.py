@@ -12,34 +12,89 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import machines
+from tests.conformance.differences import lacks
+from tests.conformance.selecting import choose
+from tests.conformance.world import make_world
 
 from worldfork import Sandbox
 from worldfork.lineage.place import place
 from worldfork.sandbox.driver import Capabilities
 
-DRIVERS = ("namespace",)
-"""Every driver passes every test of this directory, but for what its capabilities exclude."""
+DRIVERS = ("namespace", "microvm")
+"""Every driver passes every test of this directory, but for what its capabilities exclude: see `differences`."""
 HERE = Path(__file__).resolve().parent
 NO_CGROUPS = "ignore:no cgroup of this host:RuntimeWarning"
+PATIENCE = {"namespace": 1, "microvm": 4}
+"""Multiplies the time limits of tests: a guest may be interpreted."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--driver", choices=DRIVERS, default=DRIVERS[0], help="what tests/conformance tests")
+    parser.addoption("--each-once", action="store_true", help="of tests/conformance: enough to show each behaviour")
+
+
+def _driver(config: pytest.Config) -> str:
+    # Where this directory is not named on the command line its options are not known.
+    return str(config.getoption("--driver", default=DRIVERS[0]))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "behaviour(number, ...): the numbers of docs/behaviour.md that the test shows")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    metafunc.parametrize("driver", [_driver(metafunc.config)], scope="session", indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    driver = _driver(config)
     mine = [item for item in items if item.path.is_relative_to(HERE)]
-    for item in mine:
+    chosen = set(choose(mine, driver, each_once=bool(config.getoption("--each-once", default=False))))
+    config.hook.pytest_deselected(items=[item for item in mine if item not in chosen])
+    items[:] = [item for item in items if item in chosen or item not in mine]
+    for at, item in enumerate(each for each in items if each in chosen):
         # A host without cgroups is told so once per process; test_limits.py looks at the words.
         item.add_marker(pytest.mark.filterwarnings(NO_CGROUPS))
-    for first in mine[:1]:
-        first.add_marker(pytest.mark.timeout(240))  # the base is made once, by the first test
+        mark = item.get_closest_marker("timeout")
+        limit_s = mark.args[0] if mark else 60
+        if at == 0:
+            limit_s = max(limit_s, 240)  # the base is made once, by the first test
+        item.add_marker(pytest.mark.timeout(limit_s * PATIENCE[driver]), append=False)
 
 
-@pytest.fixture(scope="session", params=DRIVERS, autouse=True)
-def driver(request: pytest.FixtureRequest) -> str:
-    """The name of a driver."""
-    return str(request.param)
+@pytest.fixture(scope="session", autouse=True)
+def driver(request: pytest.FixtureRequest, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The name of the driver, which is that of a sandbox whose test names none."""
+    name = str(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORLDFORK_DRIVER", name)
+        if name == "microvm":
+            _can_run_machines()
+            patch.setenv("WORLDFORK_ALLOW_TCG", "1")
+            if "WORLDFORK_BASE" not in os.environ:
+                patch.setenv("WORLDFORK_BASE", f"dir:{make_world(tmp_path_factory.mktemp('world') / 'root')}")
+        yield name
+
+
+def _can_run_machines() -> None:
+    lacking = machines.missing()
+    if lacking and os.environ.get("CI") == "true":
+        pytest.fail(lacking, pytrace=False)
+    if lacking:
+        pytest.skip(lacking)
+
+
+@pytest.fixture(scope="session")
+def base(driver: str) -> str:
+    """What a fresh sandbox starts from whose test names nothing."""
+    return os.environ.get("WORLDFORK_BASE") or "host"
+
+
+@pytest.fixture(scope="session")
+def of_the_host(base: str) -> tuple[str, ...]:
+    """The directories of this host that such a sandbox shows."""
+    return ("/usr",) if base == "host" else ()
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +103,15 @@ def capabilities(driver: str, home: Path) -> Capabilities:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "no cgroup of this host", RuntimeWarning)
         with Sandbox.create(driver=driver, network="none"):
-            return place().driver.capabilities()
+            return place().driver_of(driver).capabilities()
+
+
+@pytest.fixture(autouse=True)
+def able(request: pytest.FixtureRequest, capabilities: Capabilities) -> None:
+    """Skip a test of what the driver cannot do, as `differences` says."""
+    lacking = lacks(request.node.originalname, capabilities)
+    if lacking:
+        pytest.skip(f"a capability that this driver has not got here: {lacking}")
 
 
 @pytest.fixture

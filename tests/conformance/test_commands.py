@@ -361,5 +361,5 @@ def test_a_line_of_shell(sandboxes: Sandboxes) -> None:
     # A world without bash has sh.
     world = sandboxes.create(env={"PATH": "/opt/few"})
     program = "import os; os.makedirs('/opt/few'); os.symlink('/bin/sh', '/opt/few/sh')"
-    python(world, program, env={"PATH": "/opt/venv/bin"})
+    python(world, program, env={"PATH": "/opt/venv/bin:/usr/bin"})
     assert world.sh("echo $0").stdout == "sh\n"

@@ -147,8 +147,10 @@ def tampered(prison: Factory, change: Callable[[Path], None]) -> Callable[[], Sa
 
 @pytest.mark.behaviour("security-27")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "nothing"])
-def test_a_snapshot_with_traps_where_mounts_go(prison: Factory, victim: Path, kind: str) -> None:
-    for name in ("proc", "usr", "etc/hostname"):
+def test_a_snapshot_with_traps_where_mounts_go(
+    prison: Factory, victim: Path, kind: str, of_the_host: tuple[str, ...]
+) -> None:
+    for name in ("proc", *(top[1:] for top in of_the_host), "etc/hostname"):
 
         def change(layer: Path, name: str = name) -> None:
             (layer / name).parent.mkdir(exist_ok=True)
@@ -182,13 +184,12 @@ def test_a_snapshot_with_devices_and_set_id_programs(prison: Factory) -> None:
 
 
 @pytest.mark.behaviour("security-27")
-def test_what_a_policy_does_to_mount_points_hurts_only_itself(prison: Factory, victim: Path) -> None:
+def test_what_a_policy_does_to_mount_points_hurts_only_itself(
+    prison: Factory, victim: Path, of_the_host: tuple[str, ...]
+) -> None:
     box = prison()
-    shell(
-        box,
-        "for d in proc dev sys usr; do mv /$d /$d.old; rmdir /$d; rm -rf /$d; "
-        f"ln -s {victim} /$d; done 2>/dev/null; true",
-    )
+    points = " ".join(("/proc", "/dev", "/sys", *of_the_host))
+    shell(box, f"for d in {points}; do mv $d $d.old; rmdir $d; rm -rf $d; ln -s {victim} $d; done 2>/dev/null; true")
     assert (
         sorted(shell(box, "ls /proc/self /dev /sys /usr | wc -l; test -L /proc -o -L /usr || echo no").split())[-1]
         == "no"
@@ -254,10 +255,10 @@ def test_paths_are_resolved_inside_whatever_links_say(prison: Factory, victim: P
 
 
 @pytest.mark.behaviour("security-28")
-def test_deleting_never_crosses_a_mount(prison: Factory) -> None:
+def test_deleting_never_crosses_a_mount(prison: Factory, of_the_host: tuple[str, ...]) -> None:
     box = prison()
     shell(box, "echo kept > /dev/shm/kept")
-    for path in ("/dev", "/dev/shm", "/proc", "/sys", "/usr"):
+    for path in ("/dev", "/dev/shm", "/proc", "/sys", *of_the_host):
         with pytest.raises(PathError):
             box.delete_file(path, recursive=True)
     assert shell(box, "cat /dev/shm/kept") == "kept"
