@@ -35,11 +35,15 @@ async def adopt(live: Live, record: SnapshotRecord, *, label: str | None = None)
         label: of the snapshot of before.
 
     Raises:
-        NotCapturable: processes run in it. ConfigError: the snapshot stands on another base.
+        NotCapturable: processes run in it, or it is a machine. ConfigError: the snapshot stands on another base.
         DriverUnavailable, FormatUnsupported: it was taken in another form, or with other ids.
         NotFound: it is gone. SandboxDied: the sandbox is.
         Locked, OutOfSpace, StoreError, LaunchFailed: nothing was changed.
     """
+    if not live.place.disk_on_host(live.facts):
+        from worldfork.lineage.machines import expect_disk_here
+
+        expect_disk_here(live)
     _expect_fit(live.facts, record)
     with typed(f"{live.sandbox_id} cannot be moved"):
         connection = await live.connection()

@@ -19,19 +19,22 @@ REMOTE_ONLY = frozenset({
 })  # fmt: skip
 """About reaching a remote service. They are taken, so that a program runs unchanged, and mean nothing here."""
 
-OWN_EXTRAS = ("driver", "host_settings", "allow_changed_base", "mounts")
+OWN_EXTRAS = ("host_settings", "allow_changed_base", "mounts")
 """Arguments of ours that few need."""
 
+DRIVERS = ("namespace", "microvm")
+"""The first is the default."""
+
 UNSUPPORTED = {
-    "gpus": "the namespace driver has no GPUs",
-    "gpu": "the namespace driver has no GPUs",
-    "gpu_model": "the namespace driver has no GPUs",
+    "gpus": "no driver has GPUs",
+    "gpu": "no driver has GPUs",
+    "gpu_model": "no driver has GPUs",
     "pool_id": "forks are cheap enough to need no pool: use create(snapshot_id=...)",
     "allow_out": "rules for outgoing traffic are not supported: use network='none' or network='host'",
     "deny_out": "rules for outgoing traffic are not supported: use network='none' or network='host'",
     "file_systems": "remote file systems are not supported: use upload_directory",
     "entrypoint": "start the program with start_process",
-    "exposed_ports": "the namespace driver exposes no ports",
+    "exposed_ports": "no driver exposes ports",
 }
 
 DEFAULT_LIMITS: dict[str, float | int | None] = {"cpus": 1.0, "memory_mb": 1024, "disk_mb": None, "pids": 1024}
@@ -52,11 +55,11 @@ def check_foreign(arguments: Mapping[str, Any]) -> None:
             raise ConfigError(f"create() has no argument {name!r}")
 
 
-def choose_base(image: str | None, base: str | None) -> str:
-    """Return the base that `image` and `base` name together."""
+def choose_base(image: str | None, base: str | None, default: str = "host") -> str:
+    """Return the base that `image` and `base` name together; `default` where neither does."""
     if image is not None and base is not None:
         raise ConfigError("image and base both say what to start from", remedy="give one of them")
-    chosen = base or image or "host"
+    chosen = base or image or default
     if chosen != "host" and not chosen.startswith("dir:"):
         raise ConfigError(f"{chosen!r} is not a base here", remedy="use 'host' or 'dir:/absolute/path'")
     return chosen
@@ -106,12 +109,13 @@ def start_options(
     timeout_secs: float | None = None,
     host_settings: tuple[str, ...] = HOST_SETTINGS,
     allow_changed_base: bool = False,
-    driver: str = "namespace",
+    driver: str | None = None,
     mounts: Sequence[Mount] = (),
 ) -> StartOptions:
     """Check the arguments of `create` and `fork` and return them as options."""
-    if driver != "namespace":
-        raise ConfigError(f"no such driver: {driver!r}", remedy="use 'namespace'")
+    if driver not in (None, *DRIVERS):
+        raise ConfigError(f"no such driver: {driver!r}", remedy=f"use one of {', '.join(DRIVERS)}")
+    chosen = driver or DRIVERS[0]
     if timeout_secs is not None and not timeout_secs > 0:
         raise ConfigError(f"timeout_secs must be above 0, not {timeout_secs}")
     for key, value in (env or {}).items():
@@ -122,7 +126,9 @@ def start_options(
     limits = {"cpus": cpus, "memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids}
     return StartOptions(
         name=name,
-        network=choose_network(network, allow_internet_access, fresh),
+        driver=chosen,
+        # A machine has the network only if that is said.
+        network=choose_network(network, allow_internet_access, fresh and chosen == DRIVERS[0]),
         limits=choose_limits(fresh, limits),
         env=dict(env or {}),
         user=user,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from worldfork.core.errors import ConfigError, NotFound
@@ -11,9 +12,11 @@ from worldfork.lineage.adopting import adopt
 from worldfork.lineage.arguments import OWN_EXTRAS, check_foreign, choose_base, start_options
 from worldfork.lineage.checkpoint import checkpoint, left_out
 from worldfork.lineage.commands import Commands
+from worldfork.lineage.fitting import expect_base
 from worldfork.lineage.fork import fork_snapshot
 from worldfork.lineage.grounds import base_snapshot
 from worldfork.lineage.identity import choose_seeds
+from worldfork.lineage.listing import all_infos, all_suspended, find_live, info_of, is_suspended
 from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place, is_open, place
 from worldfork.lineage.processes import Processes
@@ -32,7 +35,6 @@ from worldfork.records.snapshot import (
     SnapshotWaitCondition,
 )
 from worldfork.sandbox.command import CommandResult
-from worldfork.store.store import Holder
 
 
 class AsyncSandbox(Commands, Processes, Transfers):
@@ -68,17 +70,21 @@ class AsyncSandbox(Commands, Processes, Transfers):
         working_dir: str | None = None,
         detached: bool = False,
         seed: int | None = None,
+        driver: str | None = None,
         **foreign: Any,
     ) -> Self:
         """Start a sandbox: a fresh one on a base, or a restore of `snapshot_id`.
 
         Args:
-            image, base: `host` (default: this machine's userland, private) or `dir:PATH` (a root file system).
+            image, base: `host` (this machine's userland, private) or `dir:PATH` (a root file system); by default
+                WORLDFORK_BASE, which is `host` where it is not set.
             cpus, memory_mb, disk_mb, pids: limits; a fresh one has 1 core, 1024 MiB and 1024 processes, a restore
                 its snapshot's.
             timeout_secs: the sandbox ends by itself after so many seconds.
-            network, allow_internet_access: "host" or "none". A fresh one has the host's network by default; a restore
-                never inherits it.
+            network, allow_internet_access: "host" or "none". A fresh one has the host's network by default, but for a
+                machine; a restore never inherits it.
+            driver: "namespace" or "microvm" (a virtual machine); by default WORLDFORK_DRIVER. A snapshot with memory
+                always goes on under the driver that it was taken of.
             name: shown in lists, and its host name; `get_or_create` finds it.
             detached: it outlives this process, until `terminate`.
             mounts: `records.origin.Mount`s, shown read-only; no checkpoint of the sandbox has them, no fork inherits
@@ -93,13 +99,13 @@ class AsyncSandbox(Commands, Processes, Transfers):
         del wait  # a sandbox here is ready when it exists
         extra = {key: foreign.pop(key) for key in OWN_EXTRAS if key in foreign}
         check_foreign(foreign)
-        options = start_options(
-            fresh=snapshot_id is None, name=name, network=network, allow_internet_access=allow_internet_access,
-            cpus=cpus, memory_mb=memory_mb, disk_mb=disk_mb, pids=pids, env=env, user=user, working_dir=working_dir,
-            detached=detached, timeout_secs=timeout_secs, **extra,
-        )  # fmt: skip
         here = await _here()
-        record = await _starting_point(here, snapshot_id, image, base)
+        options = start_options(
+            fresh=snapshot_id is None, driver=driver or here.settings.driver, name=name, network=network,
+            allow_internet_access=allow_internet_access, cpus=cpus, memory_mb=memory_mb, disk_mb=disk_mb, pids=pids,
+            env=env, user=user, working_dir=working_dir, detached=detached, timeout_secs=timeout_secs, **extra,
+        )  # fmt: skip
+        record = await _starting_point(here, snapshot_id, image, base, options.driver)
         chosen = choose_seeds(None if seed is None else [seed], 1)[0]
         return cls(await start(here, record, options, seed=chosen), owned=True)
 
@@ -115,7 +121,7 @@ class AsyncSandbox(Commands, Processes, Transfers):
         known = here.live.get(sandbox_id)
         if known is not None and known.alive():
             return cls(known, owned=False)
-        holder = await here.work(lambda: _find(here, sandbox_id))
+        holder = await here.work(lambda: find_live(here, sandbox_id))
         known = here.live.get(holder.holder_id)
         if known is None or not known.alive():
             known = Live(here, SandboxFacts.from_json(holder.facts))
@@ -123,21 +129,44 @@ class AsyncSandbox(Commands, Processes, Transfers):
 
     @classmethod
     async def get_or_create(cls, name: str, **arguments: Any) -> Self:
-        """Attach to the live sandbox of this name, or create it. One is made, however many ask at once."""
-        arguments.pop("resume", None)
+        """Attach to the live sandbox of this name, or create it. One is made, however many ask at once.
+
+        A suspended one of this name is resumed, unless `resume=False`.
+        """
+        resumes = arguments.pop("resume", True)
         here = await _here()
         async with here.single_flight(f"sandbox:{name}"):
-            try:
+            with contextlib.suppress(NotFound):
                 return await cls.connect(name)
-            except NotFound:
-                return await cls.create(name=name, **arguments)
+            if resumes and await here.work(lambda: all_suspended(here)):
+                with contextlib.suppress(NotFound):
+                    return await cls.resume(name)
+            return await cls.create(name=name, **arguments)
+
+    @classmethod
+    async def resume(cls, sandbox_id: str, *, detached: bool | None = None) -> Self:
+        """Let a suspended sandbox go on, called by its id or name: with the processes, the id and the seed that it had.
+
+        Args:
+            sandbox_id: which; the id of the snapshot in which it rests will do.
+            detached: whether it outlives this process; as it was by default.
+
+        Raises:
+            NotFound: no suspended sandbox is called so. Locked: it goes on already.
+            DriverUnavailable, LaunchFailed, OutOfSpace, Corrupt: it rests on.
+        """
+        from worldfork.lineage.suspending import resume
+
+        found = cls(await resume(await _here(), sandbox_id, detached=detached), owned=True)
+        found.bind_outcome = "resumed"
+        return found
 
     @classmethod
     async def list(cls, **foreign: Any) -> Sequence[SandboxInfo]:
-        """Return the live sandboxes of this home, of all processes, oldest first."""
+        """Return the live sandboxes of this home, of all processes, oldest first; then those that are suspended."""
         check_foreign(foreign)
         here = await _here()
-        return await here.work(lambda: [_info(SandboxFacts.from_json(holder.facts)) for holder in _living(here)])
+        return await here.work(lambda: all_infos(here))
 
     @classmethod
     async def get_snapshot(cls, snapshot_id: str, **foreign: Any) -> SnapshotInfo:
@@ -191,7 +220,7 @@ class AsyncSandbox(Commands, Processes, Transfers):
             NotFound: no such snapshot. ConfigError: an argument is wrong.
         """
         here = await _here()
-        chosen = start_options(fresh=False, **options)
+        chosen = start_options(fresh=False, **{**options, "driver": options.get("driver") or here.settings.driver})
         children = await fork_snapshot(here, snapshot_id, n, chosen, seeds=seeds, max_concurrency=max_concurrency)
         return ForkResults([
             ForkResult(index, None, child) if isinstance(child, Exception) else
@@ -199,10 +228,36 @@ class AsyncSandbox(Commands, Processes, Transfers):
             for index, child in enumerate(children)
         ])  # fmt: skip
 
-    async def fork(self, n: int = 1, **options: Any) -> ForkResults[Self]:
-        """Checkpoint this live sandbox and start `n` from the snapshot; it goes on untouched."""
-        snapshot = await self.checkpoint()
+    async def fork(
+        self, n: int = 1, *, memory: bool = False, outside: str = "refuse", **options: Any
+    ) -> ForkResults[Self]:
+        """Checkpoint this live sandbox and start `n` from the snapshot; it goes on untouched.
+
+        Args:
+            n: how many.
+            memory: with the processes that run in it, each where it is.
+            outside: as of `checkpoint`.
+            options: as of `fork_snapshot`; the driver is the sandbox's own by default.
+        """
+        kind = CheckpointType.MEMORY if memory else CheckpointType.FILESYSTEM
+        snapshot = await self.checkpoint(checkpoint_type=kind, outside=outside)
+        options["driver"] = options.get("driver") or self._live.facts.driver
         return await type(self).fork_snapshot(snapshot.snapshot_id, n, **options)
+
+    async def suspend(self, *, outside: str = "refuse", label: str | None = None) -> str:
+        """Save this machine with its memory and end it; return the id of the snapshot in which it rests.
+
+        `AsyncSandbox.resume` lets it go on as it was.
+
+        Args:
+            outside, label: as of `checkpoint`.
+
+        Raises:
+            NotCapturable: its driver cannot save memory, or connections leave it; it goes on then.
+        """
+        from worldfork.lineage.suspending import suspend
+
+        return (await suspend(self._live, outside=outside, label=label)).snapshot_id
 
     async def checkpoint(
         self,
@@ -216,10 +271,14 @@ class AsyncSandbox(Commands, Processes, Transfers):
         label: str | None = None,
         level: SnapshotLevel | str = SnapshotLevel.LOCAL,
         verify: Sequence[str] | str | None = None,
+        outside: str = "refuse",
     ) -> SnapshotInfo:
-        """Freeze the disk into a snapshot. The sandbox goes on, unless `stop`.
+        """Freeze the disk into a snapshot, or the disk with memory. The sandbox goes on, unless `stop`.
 
         Args:
+            checkpoint_type: "filesystem" (default), or "memory": with all processes, each where it is.
+            outside: of a memory checkpoint: what becomes of connections that leave the sandbox. "refuse" it, "close"
+                them first, or "keep" them, which a fork finds dead.
             verify: a command, as words or as a line for the shell. The snapshot is published only if that ends with 0
                 in a fresh fork of it, without a network; with `stop` the sandbox ends only then.
             level: "local"; "volatile" for a throw-away, which no disk is made to wait for and a crash of the machine
@@ -231,22 +290,28 @@ class AsyncSandbox(Commands, Processes, Transfers):
             wait, poll_interval: as the mirrored SDK has them; the call always waits for the snapshot.
 
         Raises:
-            NotCapturable: memory checkpoints need the microVM driver.
+            NotCapturable: memory checkpoints need the microvm driver; or connections leave the sandbox.
             CommandFailed: `verify` did not pass; there is no snapshot, and the sandbox is as before.
         """
         del wait, poll_interval
-        kind = CheckpointType(checkpoint_type or CheckpointType.FILESYSTEM)
-        if kind is not CheckpointType.FILESYSTEM:
-            raise ConfigError("the namespace driver stores file systems only", remedy="use CheckpointType.FILESYSTEM")
+        memory = CheckpointType(checkpoint_type or CheckpointType.FILESYSTEM) is CheckpointType.MEMORY
+        if memory and verify is not None:
+            raise ConfigError("a memory checkpoint cannot be verified", remedy="verify a filesystem checkpoint")
         if verify is not None:
             check_command(verify)
         until, kept = SnapshotWaitCondition(wait_until), SnapshotLevel(level)
         if until is SnapshotWaitCondition.COMPLETED and kept is SnapshotLevel.VOLATILE:
             raise ConfigError("a throw-away snapshot is never completed", remedy="use wait_until='local_ready'")
         async with asyncio.timeout(timeout) as limit:
-            notes = await left_out(self._live)
+            notes = () if memory else await left_out(self._live)
             wanted: dict[str, Any] = {"stop": stop, "label": label, "level": kept.value}
-            if verify is None:
+            if memory:
+                from worldfork.lineage.memory import checkpoint_memory
+
+                record, timing = await checkpoint_memory(
+                    self._live, outside=outside, **wanted, ending=lambda: limit.reschedule(None)
+                )
+            elif verify is None:
                 record, timing = await checkpoint(self._live, **wanted, ending=lambda: limit.reschedule(None))
             else:
                 record, timing = await checkpoint_verified(
@@ -259,7 +324,7 @@ class AsyncSandbox(Commands, Processes, Transfers):
         return snapshot_info(record, warnings=notes, pause_s=timing.pause_s, total_s=timing.total_s)
 
     async def _attempt(self, record: SnapshotRecord, verify: Sequence[str] | str) -> CommandResult:
-        live = await start(self._live.place, record, StartOptions())
+        live = await start(self._live.place, record, StartOptions(driver=self._live.facts.driver))
         async with type(self)(live, owned=True) as child:
             return await (child.sh(verify) if isinstance(verify, str) else child.run(verify[0], verify[1:]))
 
@@ -289,13 +354,19 @@ class AsyncSandbox(Commands, Processes, Transfers):
     async def info(self) -> SandboxInfo:
         """Return what this sandbox is and does now."""
         if not self._live.alive():
-            return _info(self._live.facts, SandboxStatus.TERMINATED)
+            return info_of(self._live.facts, SandboxStatus.TERMINATED)
         told = await (await self._live.connection()).info()
-        return _info(self._live.facts, SandboxStatus.RUNNING, commands=told.running_commands, processes=told.processes)
+        return info_of(
+            self._live.facts, SandboxStatus.RUNNING, commands=told.running_commands, processes=told.processes
+        )
 
     async def status(self) -> SandboxStatus:
-        """Return RUNNING or TERMINATED."""
-        return SandboxStatus.RUNNING if self._live.alive() else SandboxStatus.TERMINATED
+        """Return RUNNING, SUSPENDED or TERMINATED."""
+        if self._live.alive():
+            return SandboxStatus.RUNNING
+        here = self._live.place
+        rests = await here.work(lambda: is_suspended(here, self.sandbox_id))
+        return SandboxStatus.SUSPENDED if rests else SandboxStatus.TERMINATED
 
     async def cause_of_death(self) -> Death | None:
         """Return how this sandbox ended; None while it lives. Waits a moment for the last of its processes to go."""
@@ -365,40 +436,13 @@ async def _here() -> Place:
     return place() if is_open() else await asyncio.get_running_loop().run_in_executor(None, place)
 
 
-async def _starting_point(here: Place, snapshot_id: str | None, image: str | None, base: str | None) -> SnapshotRecord:
+async def _starting_point(
+    here: Place, snapshot_id: str | None, image: str | None, base: str | None, driver: str
+) -> SnapshotRecord:
     if snapshot_id is None:
-        return await base_snapshot(here, choose_base(image, base))
+        chosen = choose_base(image, base, here.settings.base)
+        expect_base(chosen, driver)
+        return await base_snapshot(here, chosen)
     if image is not None or base is not None:
         raise ConfigError("a snapshot brings its own base", remedy="leave out image and base")
     return await here.work(lambda: here.store.snapshot(snapshot_id))
-
-
-def _living(here: Place) -> Iterator[Holder]:
-    return (one for one in here.store.holders() if one.kind == "sandbox" and here.store.is_alive(one.holder_id))
-
-
-def _find(here: Place, wanted: str) -> Holder:
-    for holder in _living(here):
-        if wanted in (holder.holder_id, SandboxFacts.from_json(holder.facts).name):
-            return holder
-    raise NotFound(f"no live sandbox is called {wanted!r}", remedy="see `worldfork ls`", sandbox_id=wanted)
-
-
-def _info(facts: SandboxFacts, status: SandboxStatus = SandboxStatus.RUNNING, **now: int) -> SandboxInfo:
-    return SandboxInfo(
-        sandbox_id=facts.sandbox_id,
-        name=facts.name,
-        status=status,
-        driver=facts.driver,
-        base=f"dir:{facts.base.path}" if facts.base.kind == "dir" else facts.base.kind,
-        network=facts.network,
-        limits=facts.limits,
-        snapshot_id=facts.snapshot_id,
-        created_at=facts.created_s,
-        detached=facts.detached,
-        fork_index=facts.fork_index,
-        seed=facts.seed,
-        layers=len(facts.layers),
-        timeout_secs=facts.timeout_s,
-        **now,
-    )

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from worldfork.core.errors import NotCapturable, NotFound, SandboxDied, SandboxError, WorldforkError
 from worldfork.lineage.capture import is_untouched
@@ -34,6 +34,7 @@ _HOLD_S = 300.0
 _LOOK_S = 2.0
 """How long a look at what a snapshot will not hold may take."""
 _log = logging.getLogger("worldfork")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,11 @@ async def checkpoint(
         await place.work(lambda: expect_quota(place.store, place.settings.quota_bytes))
     try:
         with typed(f"{live.sandbox_id} cannot be captured"):
-            return await (_stop_and_take(live, wanted, began, ending) if stop else _take_live(live, wanted, began))
+            if not stop:
+                return await _take_live(live, wanted, began)
+            if place.disk_on_host(live.facts):
+                return await _stop_and_take(live, wanted, began, ending)
+            return await _take_and_stop(live, wanted, began, ending)
     except BaseException:
         # Half a copy may be in the trash, on a disk that is full.
         live.place.tidy_soon()
@@ -98,7 +103,7 @@ async def _take_live(live: Live, wanted: Wanted, began: float) -> tuple[Snapshot
         async with turn(live) as turn_fd, held(connection) as idle:
             fault("checkpoint:held")
             paused = time.monotonic()
-            record, copied = await _whole(live, take(live, connection, idle, turn_fd, wanted))
+            record, copied = await whole(live, take(live, connection, idle, turn_fd, wanted))
             timing = Timing(time.monotonic() - paused, time.monotonic() - began, copied)
     except BaseException:
         if sync_fd is not None:
@@ -108,7 +113,7 @@ async def _take_live(live: Live, wanted: Wanted, began: float) -> tuple[Snapshot
     return record, timing
 
 
-async def _whole(live: Live, taking: Coroutine[Any, Any, tuple[SnapshotRecord, bool]]) -> tuple[SnapshotRecord, bool]:
+async def whole(live: Live, taking: Coroutine[Any, Any, tuple[SnapshotRecord, _T]]) -> tuple[SnapshotRecord, _T]:
     """Take a snapshot in one piece: a caller that is cancelled meanwhile hears of it afterwards, and has none."""
     task = asyncio.ensure_future(taking)
     try:
@@ -159,6 +164,12 @@ async def take(
     """
     live.facts = await present_facts(live, connection)
     place, facts = live.place, live.facts
+    if not place.disk_on_host(facts):
+        from worldfork.lineage.machines import take_disk
+
+        record = await take_disk(live, connection, idle, wanted)
+        keep_parent(live, record.snapshot_id)
+        return record, True
     ground = ground_of(place, facts)
     if is_untouched(ground.upper, ground.layers[0], facts.form):
         record = record_of(facts, facts.layers, wanted)
@@ -212,6 +223,16 @@ def drop_work(live: Live, generation: int) -> None:
         live.place.tidy_soon()
 
 
+async def _take_and_stop(
+    live: Live, wanted: Wanted, began: float, ending: Callable[[], None]
+) -> tuple[SnapshotRecord, Timing]:
+    """Take the disk of a machine, which is gone with it, and then end it."""
+    from worldfork.lineage.machines import end_taken
+
+    record, timing = await _take_live(live, wanted, began)
+    return record, replace(timing, total_s=await end_taken(live, record, began, ending))
+
+
 async def _stop_and_take(
     live: Live, wanted: Wanted, began: float, ending: Callable[[], None]
 ) -> tuple[SnapshotRecord, Timing]:
@@ -234,7 +255,7 @@ async def _stop_and_take(
                 undo=lambda made: place.store.abandon_layer(made.layer_id),
             )
             try:
-                record, _ = await _whole(live, _end_and_take(live, facts, draft, wanted, begin_end))
+                record, _ = await whole(live, _end_and_take(live, facts, draft, wanted, begin_end))
             except BaseException:
                 with contextlib.suppress(WorldforkError):
                     await asyncio.shield(place.work(lambda: place.store.abandon_layer(draft.layer_id)))

@@ -12,6 +12,13 @@ from worldfork.sandbox.pressure import HostKills
 
 _ASKED_CODE, _TIME_CODE = 0, 2
 """What init exits with; `native/wf.h` has the same."""
+_MACHINE_CODE, _GUEST_CODE, _INIT_CODE = 3, 4, 5
+"""What `keep` exits with besides, which stands in the place of init where a sandbox is a machine."""
+_OF_MACHINES = {
+    _MACHINE_CODE: "its machine ended: the kernel in it gave up, or QEMU was ended",
+    _GUEST_CODE: "its machine sent what the init of a guest never sends",
+    _INIT_CODE: "its init in the machine was ended by a signal",
+}
 
 
 def exit_of(pidfd: int) -> os.waitid_result | None:
@@ -64,7 +71,11 @@ def _by_status(status: os.waitid_result | None, killed: int) -> Death:
             return Death(DeathCause.ENDED, "its init was asked to end")
         if number == _TIME_CODE:
             return Death(DeathCause.TIME, "its time ran out")
-        return Death(DeathCause.CRASHED, f"its init gave up with exit code {number}")
+        if number == _MACHINE_CODE and killed > 0:
+            return Death(
+                DeathCause.HOST_MEMORY, "its machine ended while the kernel ended processes for want of memory"
+            )
+        return Death(DeathCause.CRASHED, _OF_MACHINES.get(number, f"its init gave up with exit code {number}"))
     # The first process of a pid namespace takes no signal that it has not asked for, from anywhere, but this one.
     if number != signal.SIGKILL:
         return Death(DeathCause.CRASHED, f"its init broke with signal {number}")

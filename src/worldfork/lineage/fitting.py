@@ -29,6 +29,33 @@ def check_form(record: SnapshotRecord, present: str) -> None:
         )
 
 
+def check_driver(record: SnapshotRecord, driver: str) -> None:
+    """Refuse a snapshot that a driver cannot start.
+
+    Raises:
+        DriverUnavailable: it stands on the host's own userland, which a machine cannot show.
+    """
+    expect_base(str(record.base.get("kind")), driver)
+
+
+def expect_base(base: str, driver: str) -> None:
+    """Refuse a base that a driver cannot show.
+
+    Args:
+        base: as the caller names it, or its kind.
+        driver: the driver's name.
+    Raises:
+        DriverUnavailable: it is the host's own userland, for a machine.
+    """
+    if driver != "namespace" and base == "host":
+        raise DriverUnavailable(
+            "a virtual machine cannot show the host's own userland",
+            remedy="make a root for machines with `worldfork image build --driver microvm --from debian`, and start "
+            "from the `dir:` that it prints",
+            driver=driver,
+        )
+
+
 def check_base(record: SnapshotRecord, allow_changed: bool) -> Base:
     """Return the base to restore on.
 

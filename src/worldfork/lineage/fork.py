@@ -21,6 +21,7 @@ from worldfork.lineage.starting import (
     make_facts,
     prepare,
     start_prepared,
+    suited,
     unprepare,
     with_network,
 )
@@ -63,6 +64,7 @@ async def fork_snapshot(
     Raises:
         ConfigError: `n` or `max_concurrency` makes no sense.
         NotFound: the snapshot is gone.
+        OutOfSpace: the host has less memory than so many machines take at least.
     """
     if not 1 <= n <= MAX_FORKS:
         raise ConfigError(f"cannot fork {n} times", remedy=f"use a number from 1 to {MAX_FORKS}")
@@ -71,6 +73,7 @@ async def fork_snapshot(
         raise ConfigError(f"max_concurrency cannot be {width}", remedy="use 1 or more")
     chosen = choose_seeds(seeds, n)
     record = place.quick(lambda: place.store.snapshot(snapshot_id))
+    options = suited(place, record, options, n)
 
     def get_ready(found: SnapshotRecord) -> Ready:
         return _prepare(place, found, options, chosen)
@@ -79,7 +82,7 @@ async def fork_snapshot(
         return await place.work(lambda: get_ready(found), undo=lambda made: unprepare(place, made[0])), None
 
     async def get_one_ready(found: SnapshotRecord) -> tuple[Ready, Begun | None]:
-        return await begin_one(place, found, options.network, get_ready)
+        return await begin_one(place, found, options, get_ready)
 
     await learn_mounts(place, options.mounts)
     since_s = place.clock.monotonic_s()

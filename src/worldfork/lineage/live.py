@@ -119,6 +119,8 @@ class Live:
         limits, rlimits = self.facts.limits, []
         if limits.disk_mb is not None:
             rlimits.append((resource.RLIMIT_FSIZE, limits.disk_mb << 20, limits.disk_mb << 20))
+        if not self.place.disk_on_host(self.facts):
+            return tuple(rlimits)  # its own kernel limits the rest
         if not self.facts.cgroups and limits.memory_mb is not None:
             rlimits.append((resource.RLIMIT_AS, limits.memory_mb << 20, limits.memory_mb << 20))
         if not self.facts.cgroups and limits.pids is not None and self.facts.form == "user":

@@ -25,6 +25,15 @@ def uppers_bytes(run: str) -> int:
     return 0
 
 
+def files_bytes(directory: str) -> int:
+    """Return the bytes that the files of a directory of ours, such as the disks of a machine, take on disk now."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        infos = [entry.stat(follow_symlinks=False) for entry in entries]
+        # What has other links belongs to a snapshot too, and would not go with the sandbox.
+        return sum(info.st_blocks * 512 for info in infos if stat.S_ISREG(info.st_mode) and info.st_nlink == 1)
+    return 0
+
+
 def tree_bytes(top: str) -> int:
     """Return the bytes that a tree takes on disk now, links counted once; what vanishes meanwhile is left out.
 

@@ -85,6 +85,10 @@ class Place:
             )
         self._watch.start()
 
+    def disk_on_host(self, facts: SandboxFacts) -> bool:
+        """Whether what a sandbox writes lies in a directory of this host; a machine has a disk of its own."""
+        return facts.driver == self.driver.name
+
     def driver_of(self, named: SandboxFacts | str) -> Driver:
         """Return the driver of a sandbox, or that of a name.
 
@@ -206,7 +210,9 @@ class Place:
         return self._synchroniser.under_way(snapshot_id)
 
     def dispose(self, facts: SandboxFacts) -> bool:
-        """Clear away what a dead sandbox leaves: cgroups, directory, leases. Idempotent; blocking.
+        """Clear away what a dead sandbox leaves: cgroups, directory, leases, a snapshot that was its own alone.
+
+        Idempotent; blocking.
 
         Returns:
             False where cgroups would not go: its lease stays, so that the next sweep tries again.
@@ -218,6 +224,10 @@ class Place:
         self._trash_run(facts.sandbox_id)
         if not stuck:
             self.store.release([facts.sandbox_id])
+            if facts.resumed:
+                from worldfork.lineage.suspending import drop_resumed
+
+                drop_resumed(self, facts)
         return not stuck
 
     def tidy_soon(self) -> None:

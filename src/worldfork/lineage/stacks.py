@@ -42,7 +42,7 @@ async def on_mountable(place: Place, record: SnapshotRecord, call: Callable[[Sna
 
 async def _mountable(place: Place, record: SnapshotRecord) -> SnapshotRecord:
     """Return a record whose stack the kernel takes; where it is too deep, some of its layers are merged now."""
-    if len(record.layers) <= DEEPEST:
+    if len(record.layers) <= DEEPEST or record.kind == "memory":  # a machine has mounted what it stands on
         return record
     from worldfork.keeping.squash import squash_now
 

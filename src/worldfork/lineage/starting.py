@@ -19,15 +19,15 @@ from worldfork.core.errors import (
     WorldforkError,
 )
 from worldfork.core.ids import new_id
-from worldfork.lineage.fitting import check_apart, check_base, check_form, check_ids
-from worldfork.lineage.identity import hostname, identity_files
+from worldfork.lineage.fitting import check_apart, check_base, check_driver, check_form, check_ids
+from worldfork.lineage.identity import command_env, hostname, identity_files
 from worldfork.lineage.live import Live
 from worldfork.lineage.mounts import POINTS, find_mounts, learn_mounts, make_points, trees_of
 from worldfork.lineage.place import Place
 from worldfork.lineage.stacks import on_mountable
 from worldfork.lineage.upper import make_directory
 from worldfork.records.origin import Mount
-from worldfork.records.sandbox import Limits, SandboxFacts
+from worldfork.records.sandbox import Base, Limits, SandboxFacts
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.driver import Begun, Ground, StartPlan
 from worldfork.sandbox.network import HOST_SETTINGS, HostNetwork, host_network
@@ -46,6 +46,7 @@ class StartOptions:
     """What a start may change against its snapshot; None inherits."""
 
     name: str | None = None
+    driver: str = "namespace"
     network: str = "none"
     limits: Mapping[str, float | int | None] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -59,33 +60,52 @@ class StartOptions:
     """What is shown read-only; never inherited."""
 
 
+def suited(place: Place, record: SnapshotRecord, options: StartOptions, n: int) -> StartOptions:
+    """Return the options by which `n` sandboxes start from a snapshot.
+
+    Raises:
+        ConfigError, OutOfSpace: as `machine_options`.
+    """
+    if options.driver == place.driver.name and record.kind != "memory":
+        return options
+    from worldfork.lineage.machines import machine_options
+
+    return machine_options(place, record, options, n)
+
+
 def make_facts(
     place: Place, record: SnapshotRecord, options: StartOptions, *, index: int = 0, seed: int = 0
 ) -> SandboxFacts:
     """Return the facts of a sandbox to be started from a snapshot.
 
     Raises:
-        DriverUnavailable: the snapshot's layers have a form that this process cannot mount rightly.
+        DriverUnavailable: the snapshot's layers have a form that this process cannot mount rightly, or the driver
+            cannot start what it holds.
         FormatUnsupported: or they hold files of other ids, or it was taken on another userland.
         ConfigError: its base is gone, or would show the store inside.
     """
-    check_form(record, place.driver.form)
-    check_ids(record, place.driver.ids)
+    driver = place.driver_of(options.driver)
+    check_driver(record, driver.name)
+    check_form(record, driver.form)
+    check_ids(record, driver.ids)
     sandbox_id = new_id("sb")
     stored = record.facts
-    base = check_base(record, options.allow_changed_base)
-    check_apart(place.home, base)
+    woken = record.kind == "memory"
+    # A memory needs nothing of its base any more.
+    base = Base.from_json(record.base) if woken else check_base(record, options.allow_changed_base)
+    if not woken:
+        check_apart(place.home, base)
     return SandboxFacts(
         sandbox_id=sandbox_id,
         name=options.name or sandbox_id,
         run=str(place.home.run / sandbox_id),
         form=record.form,
-        driver=place.driver.name,
+        driver=driver.name,
         base=base,
         snapshot_id=record.snapshot_id,
         layers=record.layers,
-        ids=place.driver.ids,
-        cgroups=place.driver.cgroups_of(sandbox_id),
+        ids=driver.ids,
+        cgroups=driver.cgroups_of(sandbox_id),
         network=options.network,
         env={**stored.get("env", {}), **options.env},
         user=stored.get("user", "") if options.user is None else options.user,
@@ -98,6 +118,7 @@ def make_facts(
         seed=seed,
         owner_id=place.store.owner_id,
         mounts=find_mounts(place, options.mounts),
+        woken=woken,
     )
 
 
@@ -190,10 +211,12 @@ def unprepare(place: Place, many: list[SandboxFacts]) -> None:
 
 def _make_directories(place: Place, facts: SandboxFacts) -> None:
     os.mkdir(facts.run, 0o700)
-    if place.driver.overlay == "legacy":
-        os.mkdir(Path(facts.run) / "scratch", 0o700)
     if facts.mounts:
         make_points(facts)
+    if not place.disk_on_host(facts):
+        return
+    if place.driver.overlay == "legacy":
+        os.mkdir(Path(facts.run) / "scratch", 0o700)
     make_upper(ground_of(place, facts), facts.form, facts.ids)
 
 
@@ -206,7 +229,7 @@ async def start_prepared(
         since_s: a moment of the monotonic clock before its lease was taken.
     """
     try:
-        started = await place.driver.start(_plan(place, facts, network), begun)
+        started = await place.driver_of(facts).start(_plan(place, facts, network), begun)
         try:
             fault("start:answered")
             # Earlier nobody could take it for dead, and no start is to wait for a look.
@@ -254,26 +277,28 @@ Ready = tuple[list[SandboxFacts], HostNetwork | None]
 
 
 async def begin_one(
-    place: Place, record: SnapshotRecord, network: str, get_ready: Callable[[SnapshotRecord], Ready]
+    place: Place, record: SnapshotRecord, options: StartOptions, get_ready: Callable[[SnapshotRecord], Ready]
 ) -> tuple[Ready, Begun]:
     """Begin the start of one sandbox while its lease is taken and its directories are made.
 
     Args:
-        network: "none" or "host".
+        options: which driver, and which network.
         get_ready: takes and makes them, of a record. Blocking.
     """
-    begun = place.driver.begin(network)
+    driver = place.driver_of(options.driver)
+    begun = driver.begin(options.network)
     try:
         if place.driver.ids and may_take_long(place.store.layer_path(record.layers[0]), place.driver.ids):
             return await place.work(lambda: get_ready(record), undo=lambda ready: unprepare(place, ready[0])), begun
         return place.quick(lambda: get_ready(record)), begun
     except BaseException:
-        await place.driver.abandon(begun)
+        await driver.abandon(begun)
         raise
 
 
 async def start(place: Place, record: SnapshotRecord, options: StartOptions, *, index: int = 0, seed: int = 0) -> Live:
     """Restore one sandbox from a snapshot."""
+    options = suited(place, record, options, 1)
 
     def get_ready(found: SnapshotRecord) -> Ready:
         facts, network = with_network(make_facts(place, found, options, index=index, seed=seed), options)
@@ -282,7 +307,7 @@ async def start(place: Place, record: SnapshotRecord, options: StartOptions, *, 
 
     await learn_mounts(place, options.mounts)
     since_s = place.clock.monotonic_s()
-    ready, begun = await on_mountable(place, record, lambda found: begin_one(place, found, options.network, get_ready))
+    ready, begun = await on_mountable(place, record, lambda found: begin_one(place, found, options, get_ready))
     [facts], network = ready
     return await start_prepared(place, facts, network, begun, since_s=since_s)
 
@@ -296,7 +321,7 @@ def with_network(facts: SandboxFacts, options: StartOptions) -> tuple[SandboxFac
 
 
 def _plan(place: Place, facts: SandboxFacts, network: HostNetwork | None) -> StartPlan:
-    return StartPlan(
+    plan = StartPlan(
         facts=facts,
         ground=ground_of(place, facts),
         lock=str(place.store.lock_path(facts.sandbox_id)),
@@ -307,3 +332,6 @@ def _plan(place: Place, facts: SandboxFacts, network: HostNetwork | None) -> Sta
         layer_ids=facts.layers,
         shm_bytes=(facts.limits.memory_mb << 20) // 2 if facts.limits.memory_mb else _SHM_DEFAULT_BYTES,
     )
+    if not facts.woken:
+        return plan
+    return replace(plan, memory=place.store.memory_path(facts.snapshot_id or ""), env=command_env(facts))

@@ -59,7 +59,7 @@ class Sandbox:
 
     @classmethod
     def list(cls, **arguments: Any) -> Sequence[SandboxInfo]:
-        """Return the live sandboxes of this home, oldest first."""
+        """Return the live sandboxes of this home, oldest first; then those that are suspended."""
         return through(AsyncSandbox.list, **arguments)
 
     @classmethod
@@ -86,6 +86,15 @@ class Sandbox:
         """Checkpoint this live sandbox and start `n` from the snapshot; it goes on untouched."""
         return self._wrap(through(self._inner.fork, n, **options))
 
+    def suspend(self, **options: Any) -> str:
+        """Save this machine with its memory and end it; return the id of the snapshot in which it rests."""
+        return through(self._inner.suspend, **options)
+
+    @classmethod
+    def resume(cls, sandbox_id: str, **options: Any) -> Self:
+        """Let a suspended sandbox go on as it was, called by its id or name."""
+        return cls(through(AsyncSandbox.resume, sandbox_id, **options))
+
     def checkpoint(
         self,
         wait: bool = True,
@@ -98,9 +107,10 @@ class Sandbox:
         label: str | None = None,
         level: SnapshotLevel | str = SnapshotLevel.LOCAL,
         verify: Sequence[str] | str | None = None,
+        outside: str = "refuse",
     ) -> SnapshotInfo:
-        """Freeze the disk into a snapshot; the sandbox goes on, unless `stop`."""
-        more: dict[str, Any] = {"stop": stop, "label": label, "level": level, "verify": verify}
+        """Freeze the disk into a snapshot, or the disk with memory; the sandbox goes on, unless `stop`."""
+        more: dict[str, Any] = {"stop": stop, "label": label, "level": level, "verify": verify, "outside": outside}
         return through(self._inner.checkpoint, wait, timeout, poll_interval, checkpoint_type, wait_until, **more)
 
     def run(
@@ -326,7 +336,7 @@ class Sandbox:
 
     @property
     def bind_outcome(self) -> str:
-        """How `get_or_create` came by it: created or attached."""
+        """How `get_or_create` came by it: created, attached or resumed."""
         return self._inner.bind_outcome
 
     @classmethod
@@ -340,7 +350,7 @@ class Sandbox:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._inner.bind_outcome == "created":
+        if self._inner.bind_outcome in ("created", "resumed"):
             self.terminate()
         else:
             self.close()

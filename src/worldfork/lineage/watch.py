@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from worldfork.core import mapped
 from worldfork.core.errors import OutOfSpace, SandboxError, WorldforkError
 from worldfork.lineage.live import Live
-from worldfork.lineage.measuring import DEEPEST, IMMEASURABLE, MOST, tree_bytes, uppers_bytes
+from worldfork.lineage.measuring import DEEPEST, IMMEASURABLE, MOST, files_bytes, tree_bytes, uppers_bytes
 from worldfork.sandbox.pressure import HostKills
 
 __all__ = ["DEEPEST", "IMMEASURABLE", "Watch", "tree_bytes"]
@@ -97,6 +97,8 @@ class Watch:
         self._measured = {name: seen for name, seen in self._measured.items() if name in names}
         for live in living:
             limit_mb = live.facts.limits.disk_mb
+            if not live.place.disk_on_host(live.facts):
+                continue  # its disk has just that size
             if limit_mb is not None and (size_bytes := self._size_of(live)) > limit_mb * _MIB:
                 live.condemn(_own_limit(live.sandbox_id, limit_mb, size_bytes))
         status = os.statvfs(self._directory)
@@ -124,6 +126,8 @@ class Watch:
 
 
 def _measured_bytes(live: Live) -> int:
+    if not live.place.disk_on_host(live.facts):
+        return files_bytes(live.facts.run)
     if live.facts.ids:
         with contextlib.suppress(WorldforkError):
             return mapped.run(uppers_bytes, live.facts.run)

@@ -131,6 +131,10 @@ class SandboxFacts:
     """Variables that came with the host's network; never stored in a snapshot."""
     mounts: tuple[Shown, ...] = ()
     """What it shows read-only besides its disk; no snapshot of it has that."""
+    woken: bool = False
+    """Whether it went on where its snapshot's memory stopped; else it started from the disk alone."""
+    resumed: bool = False
+    """Whether it had been suspended: its snapshot is its own and goes with it."""
 
     def to_json(self) -> str:
         """Return one line of JSON."""

@@ -88,7 +88,7 @@ class SnapshotRecord:
     created_s: float
     """Seconds since the epoch."""
     kind: str
-    """"filesystem"."""
+    """A `CheckpointType`."""
     state: str
     """"ready" (forkable) or "durable" (survives a crash of the machine)."""
     form: str
@@ -96,7 +96,9 @@ class SnapshotRecord:
     layers: tuple[str, ...]
     """Ids, top first; the base lies below the last."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What a restore needs besides the disk: env, user, working_dir, limits."""
+    """What a restore needs besides the disk: env, user, working_dir, limits. Of one with memory: `memory`, its sizes
+    and by what it was made; `connections`, those that left the sandbox, and what was decided about them; `suspended`,
+    the sandbox that is to go on from it."""
     size_bytes: int | None = None
     label: str | None = None
     made_by: str = ""

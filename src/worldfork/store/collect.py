@@ -32,6 +32,8 @@ class CollectReport:
 
     layers: list[str] = field(default_factory=list)
     """Ids of the layers that are gone."""
+    memories: list[str] = field(default_factory=list)
+    """Directories of memory that are gone with their snapshots."""
     failures: list[tuple[str, str]] = field(default_factory=list)
     """What could not be removed, and why; the next collection tries again."""
 
@@ -52,7 +54,8 @@ class Collecting(Sweeping):
         for start in range(0, len(condemned), _BATCH):
             self._remove(condemned[start : start + _BATCH], report)
             fault("collect:moved")
-        report.failures += self._empty_trash()
+        report.memories, failures = self._clear_memories()
+        report.failures += failures + self._empty_trash()
         try:
             self.database.checkpoint()
         except WorldforkError as error:

@@ -111,6 +111,12 @@ class Durability(Snapshots):
                 for snapshot_id in [one for one, layers in waiting.items() if layer_id in layers]:
                     del waiting[snapshot_id]
                     errors[snapshot_id] = self._reason(snapshot_id, error)
+        for snapshot_id in list(waiting):
+            try:
+                self._sync_memory(snapshot_id)
+            except WorldforkError as error:
+                del waiting[snapshot_id]
+                errors[snapshot_id] = self._reason(snapshot_id, error)
         with typed("the layers cannot be brought to disk"):
             sync_directory(self.home.layers)
         fault("make_durable:directories")

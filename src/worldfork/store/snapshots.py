@@ -7,31 +7,33 @@ from collections.abc import Mapping, Sequence
 
 from worldfork.core.errors import ConfigError, Corrupt, Locked, NotFound
 from worldfork.core.ids import check_id, is_id
-from worldfork.records.snapshot import SnapshotLevel, SnapshotRecord, check_label
+from worldfork.records.snapshot import CheckpointType, SnapshotLevel, SnapshotRecord, check_label
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.layers import FORMS, publish_layers, require_durable, require_layers
+from worldfork.store.memory import Memories
 from worldfork.store.owner import frees_space
-from worldfork.store.readings import Readings
 
 LEVELS = tuple(level.value for level in SnapshotLevel)
+MEMORY = CheckpointType.MEMORY.value
 _LONGEST_NAME = 200
 _REWRITTEN_AT_ONCE = 16
 """Snapshots of one transaction, about 50 us each: a fork waits for it."""
 _COLUMNS = "state, record, level, digest, exported"
 
 
-class Snapshots(Readings):
+class Snapshots(Memories):
     """The snapshots of a store, and their names."""
 
     def publish(self, record: SnapshotRecord, new_layers: Sequence[str]) -> None:
         """Make a snapshot ready, and the layers that it adds: all in one transaction. Waits for no disk.
 
         Args:
-            record: whose `layers` are in order, top first; its `state` is not looked at.
+            record: whose `layers` are in order, top first; its `state` is not looked at. One of kind "memory" takes
+                what was made at `begin_memory`.
             new_layers: those of its layers that this process has just made.
         Raises:
-            NotFound: a layer does not exist, or its content does not.
+            NotFound: a layer does not exist, or its content or the memory does not.
             ConfigError: layers of the other form are among them, an id is malformed, or the record holds what no
                 reader of JSON takes.
             OutOfSpace, StoreError: the metadata failed; nothing was published.
@@ -59,6 +61,8 @@ class Snapshots(Readings):
                 " VALUES (?, 'ready', ?, ?, ?, ?, ?)",
                 (record.snapshot_id, owner_id, self.boot_id, record.created_s, ready.to_json(), record.level),
             )
+            if record.kind == MEMORY:
+                self._place_memory(record.snapshot_id)
             fault("publish:written")
         self._leases.difference_update(new_layers)
         fault("publish:committed")

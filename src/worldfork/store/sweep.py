@@ -37,7 +37,7 @@ class SweepReport:
     holders: list[str] = field(default_factory=list)
     """Dead holders."""
     leftovers: list[str] = field(default_factory=list)
-    """Names of stray layer directories, lock files, temporary files and trash."""
+    """Names of stray directories of layers and memory, lock files, temporary files and trash."""
     failures: list[tuple[str, str]] = field(default_factory=list)
     """What could not be cleared, and why; the next sweep tries again."""
 
@@ -104,6 +104,7 @@ class Sweeping(Durability):
                 lambda: self._sweep_holders(report, dead, grace_s),
                 lambda: self._sweep_drafts(report, grace_s),
                 lambda: self._sweep_stray_layers(report),
+                lambda: self._sweep_memories(report),
                 lambda: self._sweep_tmp(report),
                 lambda: self._sweep_locks(report),
                 lambda: self._sweep_trash(report),
@@ -199,6 +200,11 @@ class Sweeping(Durability):
         else:
             if moved:
                 report.leftovers.append(f"layers/{name}")
+
+    def _sweep_memories(self, report: SweepReport) -> None:
+        removed, failures = self._clear_memories()
+        report.leftovers += removed
+        report.failures += failures
 
     def _sweep_tmp(self, report: SweepReport) -> None:
         with typed("the temporary files cannot be listed"):
