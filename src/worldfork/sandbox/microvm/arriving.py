@@ -17,8 +17,6 @@ from worldfork.content.marks import is_mark, mark, name_inside
 from worldfork.core.errors import Corrupt, NotCapturable, OutOfSpace, SandboxDied, SandboxError
 from worldfork.sandbox.microvm import wire
 
-GUEST_FORM = "trusted"
-"""Of every overlay in a guest, whose init is its root."""
 REMEDY = "end this sandbox: what runs its machine is not what was started there"
 
 _LENGTHS_MAX = ((64 << 10) + 256, 1 << 20, 64 << 10)
@@ -60,11 +58,13 @@ class Arriving:
 
     Args:
         stream: of records.
+        form: "trusted" or "user": whose marks the overlay in the guest writes.
         limit_bytes: more than this is not taken.
     """
 
-    def __init__(self, stream: BinaryIO, limit_bytes: int) -> None:
+    def __init__(self, stream: BinaryIO, form: str, limit_bytes: int) -> None:
         self._stream = stream
+        self._form = form
         self._limit_bytes = limit_bytes
         self._left_bytes = limit_bytes
         self._order = CanonicalOrder()
@@ -125,8 +125,8 @@ class Arriving:
         if kind not in "dflps" or head.mtime_ns >= 1_000_000_000 or head.size > _FILE_BYTES_MAX:
             raise broken("it is no kind of file", name)
         found = _attributes(attributes, name)
-        marks = {key: value for key, value in found.items() if is_mark(key, GUEST_FORM)}
-        data = {name_inside(key, GUEST_FORM): value for key, value in found.items() if key not in marks}
+        marks = {key: value for key, value in found.items() if is_mark(key, self._form)}
+        data = {name_inside(key, self._form): value for key, value in found.items() if key not in marks}
         return Entry(
             name,
             kind,
@@ -137,8 +137,8 @@ class Arriving:
             head.size,
             target=link_target,
             xattrs=tuple(sorted(data.items())),
-            opaque=kind == "d" and marks.get(mark("opaque", GUEST_FORM)) == b"y",
-            redirect=os.fsdecode(marks.get(mark("redirect", GUEST_FORM), b"")) if kind == "d" else "",
+            opaque=kind == "d" and marks.get(mark("opaque", self._form)) == b"y",
+            redirect=os.fsdecode(marks.get(mark("redirect", self._form), b"")) if kind == "d" else "",
         )
 
     def _content(self, entry: Entry) -> Iterator[bytes | int]:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -25,6 +24,7 @@ from worldfork.core.idmap import own_map
 from worldfork.sandbox.microvm import wire
 from worldfork.sandbox.microvm.arriving import Arriving, broken
 from worldfork.sandbox.microvm.control import open_stream, reach
+from worldfork.sandbox.microvm.shielded import to_its_end
 
 LIMIT_BYTES = 1 << 40
 """What one upper may take here unless the caller says less."""
@@ -52,7 +52,7 @@ async def copy_disk(
         run: the sandbox's directory below `run`.
         upper_in_guest: the upper's path in the guest.
         target: does not exist yet; made only if something changed.
-        form: "trusted" or "user": whose marks the layer's overlay reads.
+        form: "trusted" or "user": whose marks the overlay in the guest has, and the layer gets.
         below: a layer with the root that the upper had when it was empty, so that a change of the root alone is seen.
         limit_bytes: more than this is not taken.
         stall_s: how long the guest may send nothing.
@@ -71,29 +71,17 @@ async def copy_disk(
     if not own_map() and not is_seen_whole(target):
         # That process opens the stream itself: descriptors cannot be handed to it.
         arguments = (str(run), upper_in_guest, target, form, below, limit_bytes, stall_s)
-        return await _whole(asyncio.to_thread(lambda: mapped.run(receive_from, *arguments)))
+        return await to_its_end(asyncio.to_thread(lambda: mapped.run(receive_from, *arguments)))
     sock = await open_stream(run, wire.Target.EXPORT, os.fsencode(upper_in_guest))
     with sock:
         sock.settimeout(stall_s)
         work = asyncio.to_thread(receive_layer, sock, target, form, below=below, limit_bytes=limit_bytes)
-        return await _whole(work, sock)
+        return await to_its_end(work, hasten=lambda: _shut(sock))
 
 
-async def _whole(work: Awaitable[int | None], sock: socket.socket | None = None) -> int | None:
-    """Wait for a thread's end also where the caller is cancelled, so that nothing is written after that."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        while not task.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()
-        raise
+def _shut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def receive_from(
@@ -114,7 +102,7 @@ def receive_layer(
 ) -> int | None:
     """Read a stream of records and write it as a layer; see `copy_disk`. Blocking, as long as the socket's timeout."""
     with BufferedReader(socket.SocketIO(sock, "r"), _BUFFER_BYTES) as stream:
-        return _write(Arriving(cast(BinaryIO, stream), limit_bytes), target, form, below)
+        return _write(Arriving(cast(BinaryIO, stream), form, limit_bytes), target, form, below)
 
 
 def _write(arriving: Arriving, target: Path, form: str, below: Path | None) -> int | None:

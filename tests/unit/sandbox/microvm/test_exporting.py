@@ -20,12 +20,14 @@ import pytest
 
 from worldfork.content.entry import Entry
 from worldfork.content.layer import walk
+from worldfork.content.marks import mark
 from worldfork.core.errors import NotCapturable, OutOfSpace, SandboxDied, SandboxError, StoreError
 from worldfork.sandbox.microvm import wire
 from worldfork.sandbox.microvm.exporting import copy_disk, receive_layer
 
 NATIVE = Path(__file__).resolve().parents[4] / "native"
 FORM = "trusted" if os.geteuid() == 0 else "user"
+REDIRECT = mark("redirect", FORM).encode()
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="owners, devices and marks take root")
 
 
@@ -213,11 +215,9 @@ HOSTILE = {
     "an attribute cut off": record("d", b"a", xattrs=struct.pack("<HI", 200, 1) + b"user.a"),
     "an attribute twice": record("d", b"a", xattrs=xattr(b"user.a", b"1") * 2),
     "an attribute without a name": record("d", b"a", xattrs=xattr(b"", b"1")),
-    "a redirect upwards": record("d", b"a", xattrs=xattr(b"trusted.overlay.redirect", b"/../etc")),
-    "a redirect into another": record("d", b"a", xattrs=xattr(b"trusted.overlay.redirect", b"b/c")),
-    "two from one place": b"".join(
-        record("d", name, xattrs=xattr(b"trusted.overlay.redirect", b"/etc")) for name in (b"a", b"b")
-    ),
+    "a redirect upwards": record("d", b"a", xattrs=xattr(REDIRECT, b"/../etc")),
+    "a redirect into another": record("d", b"a", xattrs=xattr(REDIRECT, b"b/c")),
+    "two from one place": b"".join(record("d", name, xattrs=xattr(REDIRECT, b"/etc")) for name in (b"a", b"b")),
     "a link without a target": record("l", b"a"),
     "no such kind": record("x", b"a"),
     "a mode that is none": record("d", b"a", mode=0o10777),
@@ -280,16 +280,18 @@ def test_more_than_the_limit_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_a_layer_for_ordinary_users_says_no_redirect(tmp_path: Path) -> None:
-    moved = record("d", b"a", uid=0, gid=0, xattrs=xattr(b"trusted.overlay.redirect", b"/etc"))
+    moved = record("d", b"a", uid=0, gid=0, xattrs=xattr(b"user.overlay.redirect", b"/etc"))
     with pytest.raises(NotCapturable) as caught:
         receive(record("d", uid=0, gid=0) + moved + END, tmp_path / "layer", "user")
     assert caught.value.what == "a"
 
 
-def test_a_layer_gets_the_marks_of_its_own_form(tmp_path: Path) -> None:
-    opaque = record("d", b"a", uid=0, gid=0, xattrs=xattr(b"trusted.overlay.opaque", b"y"))
-    receive(record("d", uid=0, gid=0) + opaque + END, tmp_path / "layer", "user")
-    assert os.listxattr(tmp_path / "layer" / "a") == ["user.overlay.opaque"]
+def test_a_mark_of_the_other_form_is_none(tmp_path: Path) -> None:
+    opaque = record("d", b"a", uid=0, gid=0, xattrs=xattr(b"user.overlay.opaque", b"y"))
+    for form, is_opaque in (("user", True), ("trusted", False)):
+        if form == FORM or form == "user":
+            receive(record("d", uid=0, gid=0) + opaque + END, tmp_path / form, form)
+            assert entries(tmp_path / form, form)[1].opaque is is_opaque
 
 
 @asynccontextmanager
