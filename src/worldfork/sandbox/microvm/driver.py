@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Final, TypeVar
 
-from worldfork.core.errors import DriverUnavailable, LaunchFailed, OutOfSpace
+from worldfork.core.errors import DriverUnavailable, LaunchFailed, OutOfSpace, SandboxError
 from worldfork.core.settings import Settings
 from worldfork.core.threads import in_thread
 from worldfork.records.sandbox import Limits, SandboxFacts
@@ -19,13 +19,16 @@ from worldfork.sandbox.command import CommandSpec, Reason
 from worldfork.sandbox.connection import Connection
 from worldfork.sandbox.driver import Begun, Capabilities, Ground, Started, StartPlan
 from worldfork.sandbox.microvm import inside, starting
+from worldfork.sandbox.microvm.connections import OutsideConnection, outside
 from worldfork.sandbox.microvm.control import control, reach
 from worldfork.sandbox.microvm.disks import chains_in, fresh_disks, write_top
+from worldfork.sandbox.microvm.exporting import copy_disk
 from worldfork.sandbox.microvm.host import Host, find_host
 from worldfork.sandbox.microvm.keep import Kept, put_down
-from worldfork.sandbox.microvm.manifest import read_saved
+from worldfork.sandbox.microvm.manifest import read_running, read_saved
 from worldfork.sandbox.microvm.memories import Memories
 from worldfork.sandbox.microvm.ram import available_bytes
+from worldfork.sandbox.microvm.saving import MemorySaved, save_memory
 from worldfork.sandbox.microvm.starting import Origin
 from worldfork.sandbox.microvm.template import ensure_template
 from worldfork.sandbox.namespace import natural_form
@@ -128,7 +131,10 @@ class MicrovmDriver:
                 await starting.come_ready(kept, plan, host, origin, generation)
                 connection = await _enter(plan, generation)
         except BaseException as error:
+            words = await kept.last_words() if isinstance(error, SandboxError) else None
             await put_down(kept)
+            if words is not None:
+                raise words from error
             if isinstance(error, TimeoutError):
                 raise LaunchFailed(
                     f"the machine did not answer within {START_S:.0f} s",
@@ -149,6 +155,28 @@ class MicrovmDriver:
         """Refuse: what a machine writes lies in its own disk."""
         del namespaces
         raise _keeps_root(facts)
+
+    async def outside(self, facts: SandboxFacts) -> tuple[OutsideConnection, ...]:
+        """Return the connections that leave a running sandbox; see `connections.outside`."""
+        return await outside(Path(facts.run))
+
+    async def copy_disk(self, facts: SandboxFacts, connection: Connection, target: Path, *, idle: bool) -> int | None:
+        """Write what a sandbox has changed as a layer, while nothing in it runs; see `exporting.copy_disk`.
+
+        Args:
+            facts: of the sandbox.
+            connection: the one that holds it.
+            target: does not exist yet; made only if something changed.
+            idle: whether only init runs in it; else the rest is frozen.
+        """
+        del connection, idle
+        run = Path(facts.run)
+        below = read_running(run).below
+        return await copy_disk(run, inside.UPPER, target, facts.form, below=Path(below) if below else None)
+
+    async def save_memory(self, facts: SandboxFacts, target: Path, *, drop_outside: bool) -> MemorySaved:
+        """Save a running sandbox with its memory; it goes on. See `saving.save_memory`."""
+        return await save_memory(Path(facts.run), target, drop_outside=drop_outside)
 
     def _find_host(self) -> Host:
         with self._finding:

@@ -33,6 +33,7 @@ _HEADER: Final = struct.Struct("<IHHI")
 _ENDED: Final = "keep: the machine ended: "
 _WORDS: Final = 500
 _END_S: Final = 10.0
+_LAST_WORDS_S: Final = 2.0
 
 
 @dataclass
@@ -63,6 +64,17 @@ class Kept:
             LaunchFailed: QEMU ended before, with what it said.
         """
         await self._expect(wire.READY)
+
+    async def last_words(self) -> SandboxError | None:
+        """Return why a machine has ended that was seen to end; None if nothing tells."""
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self._expect(-1)
+        except SandboxError as error:
+            return error
+        except TimeoutError:
+            pass
+        return None
 
     async def _expect(self, wanted: int) -> bytes:
         try:

@@ -88,6 +88,8 @@ class Running:
     build: Build
     disks: tuple[DiskChain, ...]
     """Absolute paths. The topmost file of the last disk is the one that it writes; all others never change."""
+    below: str = ""
+    """On the host: the directory that the root of what the guest writes looked like before it wrote anything."""
 
 
 def write_saved(directory: Path, saved: Saved) -> None:
@@ -194,6 +196,7 @@ def read_running(run: Path) -> Running:
             isolation=data["isolation"],
             build=Build(**data["build"]),
             disks=_chains(data["disks"]),
+            below=data["below"],
         )
     except (FileNotFoundError, NotADirectoryError):
         raise SandboxDied(f"no machine runs in {run}", step="machine") from None

@@ -91,6 +91,7 @@ async def come_ready(kept: Kept, plan: StartPlan, host: Host, origin: Origin, ge
         isolation=host.decision.isolation,
         build=origin.saved.build,
         disks=origin.disks,
+        below=plan.ground.layers[0] if plan.ground.layers else "",
     )
     write_running(run, running)
     if origin.saved.saved_by == "migration":
