@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,8 +17,10 @@ from worldfork.core.errors import ConfigError, Corrupt, DriverUnavailable, NotFo
 from worldfork.core.ids import content_id
 from worldfork.core.remove import remove_tree
 from worldfork.core.whole_file import whole_file
-from worldfork.sandbox.microvm import initrd
+from worldfork.sandbox.microvm import initrd, packages
 from worldfork.sandbox.microvm.kernel import extract_kernel
+from worldfork.sandbox.microvm.packages import Apt, with_apt
+from worldfork.sandbox.microvm.programs import run_program
 
 PACKAGE = "linux-image-cloud-amd64"
 """A small kernel for virtual machines; it names the package of its latest version as what it depends on."""
@@ -28,7 +29,6 @@ REMEDY = "worldfork image build --driver microvm"
 _FORMAT = b"guest-1"
 _KERNEL, _INITRD, _MANIFEST = "vmlinux", "initrd", "manifest.json"
 _KERNELS = "kernels"
-_DOWNLOAD_S = 600.0
 _UNPACK_S = 120.0
 _VERSIONED = re.compile(r"^\s*\|?Depends: (linux-image-\d\S*)$", re.MULTILINE)
 _RELEASE = re.compile(r"[A-Za-z0-9._+~-]{1,100}", re.ASCII)
@@ -85,13 +85,12 @@ def plan_image(images: Path, kernel: KernelFiles | None = None) -> ImagePlan:
         return ImagePlan(found, (f"use the kernel {found.release} at {found.vmlinuz}", making), 5, 80 << 20)
     if platform.machine() != "x86_64":
         raise DriverUnavailable(f"guests are made for x86_64, and this machine is {platform.machine()}")
-    for program in ("apt-get", "apt-cache", "dpkg-deb"):
-        if shutil.which(program) is None:
-            raise DriverUnavailable(
-                f"this machine has no kernel package and no {program} to get one",
-                remedy=f"{REMEDY} --kernel VMLINUZ --modules DIRECTORY, from {PACKAGE} of Debian",
-                lacks=program,
-            )
+    if lacks := packages.missing_program():
+        raise DriverUnavailable(
+            f"this machine has no kernel package and no {lacks} to get one",
+            remedy=f"{REMEDY} --kernel VMLINUZ --modules DIRECTORY, from {PACKAGE} of Debian",
+            lacks=lacks,
+        )
     steps = (f"download the package of {PACKAGE} (30 MB) with apt-get; it is unpacked and not installed", making)
     return ImagePlan(None, steps, 30, 250 << 20)
 
@@ -136,15 +135,11 @@ def fetch_kernel(images: Path) -> KernelFiles:
     kernels.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=".part-", dir=kernels))
     try:
-        package = _versioned_package()
-        _run(["apt-get", "download", "-q", package], place, _DOWNLOAD_S, "sudo apt-get update, and try again")
-        files = list(place.glob("*.deb"))
-        if len(files) != 1:
-            raise DriverUnavailable(f"apt-get downloaded no {package}", remedy="sudo apt-get update, and try again")
-        _run(["dpkg-deb", "-x", files[0].name, "root"], place, _UNPACK_S, "try again with more disk space")
+        package = with_apt(place / "apt", _download)
+        run_program(["dpkg-deb", "-x", str(package), "root"], place, _UNPACK_S, packages.REMEDY)
         found = list(_installed(place / "root"))
         if not found:
-            raise DriverUnavailable(f"the package {package} holds no kernel with modules")
+            raise DriverUnavailable(f"the package {package.name} holds no kernel with modules")
         return _keep(kernels, place, found[0])
     finally:
         remove_tree(place)
@@ -170,37 +165,15 @@ def _keep(kernels: Path, place: Path, found: KernelFiles) -> KernelFiles:
     return KernelFiles(found.release, target / "vmlinuz", target / "modules")
 
 
-def _versioned_package() -> str:
-    text = _run(["apt-cache", "depends", PACKAGE], Path("/"), _UNPACK_S, "sudo apt-get update, and try again")
-    found = _VERSIONED.search(text)
+def _download(apt: Apt) -> Path:
+    found = _VERSIONED.search(apt.depends(PACKAGE))
     if found is None:
         raise DriverUnavailable(
             f"this distribution has no package {PACKAGE}",
             remedy=f"{REMEDY} --kernel VMLINUZ --modules DIRECTORY, from {PACKAGE} of Debian",
             lacks=PACKAGE,
         )
-    return found.group(1)
-
-
-def _run(argv: list[str], directory: Path, limit_s: float, remedy: str) -> str:
-    try:
-        done = subprocess.run(
-            argv,
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=limit_s,
-            env={**os.environ, "LC_ALL": "C"},
-            start_new_session=True,
-        )
-    except subprocess.TimeoutExpired:
-        raise DriverUnavailable(f"{argv[0]} did not end within {limit_s:g} s", remedy=remedy) from None
-    except OSError as error:
-        raise DriverUnavailable(f"{argv[0]} could not be started: {error.strerror}", remedy=remedy) from error
-    if done.returncode:
-        words = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise DriverUnavailable(f"{' '.join(argv)} failed: {words}", remedy=remedy)
-    return done.stdout.decode(errors="replace")
+    return apt.download(found.group(1))
 
 
 def build_image(images: Path, kernel: KernelFiles, init: bytes) -> GuestImage:

@@ -117,8 +117,10 @@ def test_a_package_that_is_not_to_be_had_is_told(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apt_cache: str, apt_get: str, message: str
 ) -> None:
     without_programs(monkeypatch, tmp_path)
+    program(tmp_path, "apt-config", "exit 0")
     program(tmp_path, "apt-cache", apt_cache)
     program(tmp_path, "apt-get", apt_get)
+    program(tmp_path, "dpkg-deb", "echo 'dpkg-deb: no package' >&2; exit 2")
     with pytest.raises(DriverUnavailable, match=message) as caught:
         guest_image.fetch_kernel(images)
     assert caught.value.remedy
@@ -129,6 +131,7 @@ def test_a_fetched_kernel_is_kept_with_its_few_modules(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: KernelFiles
 ) -> None:
     without_programs(monkeypatch, tmp_path)
+    program(tmp_path, "apt-config", "exit 0")
     program(tmp_path, "apt-cache", "echo ' |Depends: linux-image-6.1.0-9-cloud-amd64'")
     program(tmp_path, "apt-get", ": > a.deb")
     release = "6.1.0-9-cloud-amd64"
