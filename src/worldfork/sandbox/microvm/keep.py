@@ -32,7 +32,7 @@ _OWNER_FD: Final = 4
 _HEADER: Final = struct.Struct("<IHHI")
 _ENDED: Final = "keep: the machine ended: "
 _WORDS: Final = 500
-_END_S: Final = 10.0
+_END_S: Final = 5.0
 _LAST_WORDS_S: Final = 2.0
 
 
@@ -91,12 +91,16 @@ class Kept:
     def put_down(self) -> None:
         """End the machine and reap its keep. Blocking, for some milliseconds."""
         self.sock.close()
+        if self._qemu >= 0:
+            # Its keep reaps it then, and ends: killed before, it would leave that to an init which may not do so.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._qemu, signal.SIGKILL)
+        _await_end(self.pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
         if self._qemu >= 0:
-            # The kernel ends it with its keep, but not in the same moment.
             select.select([self._qemu], [], [], _END_S)
         self.let_go()
 
@@ -106,6 +110,15 @@ class Kept:
             os.close(self._qemu)
             self._qemu = -1
         return self.sock.detach()
+
+
+def _await_end(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        keep = os.pidfd_open(pid)
+        try:
+            select.select([keep], [], [], _END_S)
+        finally:
+            os.close(keep)
 
 
 def start_keep(
