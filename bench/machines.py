@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Options, Skip, bar, figure, own_memory_bytes
+from bench.harness import Options, Skip, bar, figure, say
 from bench.rootfs import small_root
 from bench.worlds import TRUE, checked, library
 
@@ -86,7 +86,21 @@ def guest_root(options: Options) -> str:
 def machine_library(options: Options) -> Any:
     """Import worldfork for figures of machines: what runs in them is ours, so that no wall is needed round it."""
     os.environ.setdefault("WORLDFORK_ALLOW_TCG", "1")
-    return library(options)
+    door = library(options)
+    from worldfork.core.errors import WorldforkError
+    from worldfork.sandbox.microvm.guest_image import fetch_kernel, find_kernel
+
+    images = options.home / "home" / "images"
+    if find_kernel(images) is None:
+        if not options.set_up:
+            raise Skip(f"{images} has no kernel for guests; --set-up fetches the distribution's")
+        say("fetching a kernel for guests ...")
+        images.mkdir(parents=True, exist_ok=True)
+        try:
+            fetch_kernel(images)
+        except WorldforkError as error:
+            raise Skip(f"{error}; {error.remedy}") from error
+    return door
 
 
 def start_guest(options: Options, driver: str = "microvm", **create: Any) -> Any:
@@ -135,8 +149,10 @@ class Machine:
             os.close(fd)
 
     def own_bytes(self) -> int:
-        """Memory of QEMU itself: not shared with anybody, and not the guest's."""
-        return own_memory_bytes(self.pid) - self.private_bytes()
+        """Memory of QEMU itself: its heap, its page tables and what it translated; the guest's memory is not in it."""
+        lines = [line.split() for line in Path(f"/proc/{self.pid}/status").read_text().splitlines()]
+        own = sum(int(words[1]) * 1024 for words in lines if words and words[0] in ("RssAnon:", "VmPTE:"))
+        return own - self.private_bytes()
 
 
 def at_rest(machine: Machine) -> float:

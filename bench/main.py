@@ -111,7 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--data", type=Path, default=Options.data, help=f"task sets ({Options.data})")
     parser.add_argument(
-        "--set-up", action="store_true", help="may install what a comparison needs into the benches' own place"
+        "--set-up",
+        action="store_true",
+        help="may fetch what a comparison needs, or the guests' kernel, into the benches' own place",
     )
     return parser
 

@@ -15,6 +15,7 @@ from worldfork.cli.demo_world import Survivor, WorldFacts, read_state, survivors
 from worldfork.cli.printing import human_bytes, human_seconds
 from worldfork.core.errors import ConfigError, SandboxError
 from worldfork.core.settings import load_settings
+from worldfork.sandbox.microvm.debian import find_debian_root
 from worldfork.sandbox.microvm.manifest import read_running
 
 ARTICLE_DISK_S = 1.9
@@ -98,9 +99,8 @@ def choose_machines(base: str | None) -> str:
 
 
 def _built_root(home: Path) -> str | None:
-    """The root that `worldfork image build --from debian` made, where it was used."""
-    del home
-    return None
+    found = find_debian_root(home / "images")
+    return None if found is None else f"dir:{found}"
 
 
 def prepare_root(world: Sandbox) -> None:
