@@ -6,7 +6,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -103,8 +105,10 @@ static void serve(void)
 			watched[AT_PORT].events |= POLLOUT;
 		watched[AT_SIGNAL] = (struct pollfd){.fd = guest.signal_fd, .events = POLLIN};
 		size_t n = mux_watch(&guest.mux, watched + AT_STREAMS);
-		if (poll(watched, AT_STREAMS + n, guest.ended && !guest.told ? 0 : -1) < 0 && errno != EINTR)
+		if (poll(watched, AT_STREAMS + n, guest.ended && !guest.told ? 0 : -1) < 0 && errno != EINTR) {
+			guest_say("poll: %s", strerror(errno));
 			guest_stop();
+		}
 		for (size_t i = AT_STREAMS; i < AT_STREAMS + n; i++)
 			busy = busy || watched[i].revents;
 		if (watched[AT_SIGNAL].revents)
@@ -113,9 +117,23 @@ static void serve(void)
 			tell_end(busy);
 		mux_serve(&guest.mux, watched + AT_STREAMS, n);
 		on_port(watched[AT_PORT].revents);
-		if (guest.mux.broken)
+		if (guest.mux.broken) {
+			guest_say("what is to be sent has no room");
 			guest_stop();
+		}
 	}
+}
+
+static int own_namespace(const char *name)
+{
+	char path[32];
+	snprintf(path, sizeof path, "self/ns/%s", name);
+	int fd = openat(guest.proc_fd, path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0) {
+		guest_say("namespace %s: %s", name, strerror(errno));
+		guest_stop();
+	}
+	return fd;
 }
 
 static void set_signals(void)
@@ -140,6 +158,13 @@ int guest_main(void)
 		.open = guest_open, .control = guest_control, .event = on_event};
 	guest.leash_fd = -1;
 	guest_boot();
+	/* The kernel's threads share the first process's root, and one that is
+	 * shared cannot be taken to another namespace and back. */
+	if (unshare(CLONE_FS) < 0)
+		guest_stop();
+	guest.uts_fd = own_namespace("uts");
+	guest.mount_fd = own_namespace("mnt");
+	guest.net_fd = own_namespace("net");
 	set_signals();
 	mux_init(&guest.mux, &calls, false);
 	serve();

@@ -15,8 +15,10 @@ struct worker {
 
 struct guest {
 	struct mux mux;
-	int port_fd, signal_fd, proc_fd, program_fd, pid_fd;
+	int port_fd, signal_fd, proc_fd, program_fd, pid_fd, log_fd;
+	int uts_fd, mount_fd, net_fd; /* PID 1's own namespaces */
 	int leash_fd; /* the launched sandbox's connection 0; -1 none */
+	pid_t sandbox; /* see guest_sandbox; 0 not looked for */
 	struct worker workers[GUEST_WORKERS];
 	bool ended, told;
 	int32_t status; /* of the sandbox's PID 1, once it has ended */
@@ -36,6 +38,11 @@ void guest_answer(uint16_t op, uint32_t tag, int error, const void *body, size_t
 void guest_control(struct mux *mux, const uint8_t *payload, uint32_t size);
 /* Does the items of PREPARE; 0 or an errno, with the item in `failed`. */
 int guest_prepare(char *text, size_t size, const char **failed);
+void guest_resume(uint32_t tag, const uint8_t *body, size_t size);
+/* An interface, and the way out by it; 0 or an errno. */
+int guest_address(char *value);
+/* Ends the sandbox's connections to elsewhere; 0 or an errno. */
+int guest_close_outside(uint32_t *closed);
 
 int guest_open(struct mux *mux, uint16_t target, const char *argument);
 /* A child with nothing of PID 1's but descriptors 0 to 2; its pid, or -1. */
@@ -43,6 +50,10 @@ pid_t guest_fork(uint32_t tag, int keep_fd);
 void guest_reap(void);
 /* PID 1 of the sandbox as seen from here, or 0. */
 pid_t guest_sandbox(void);
+/* Takes PID 1 into namespaces of the sandbox (CLONE_NEWUTS, _NEWNS, _NEWNET);
+ * 0 or an errno. Then back, or the machine ends. */
+int guest_enter(int types);
+void guest_leave(int types);
 
 /* Writes the records of the tree below `dir` to `fd`; 0 or an errno. */
 int export_tree(int dir, int fd);

@@ -1,94 +1,14 @@
-/* Requests to the guest: everything but PREPARE, which is in guest_prepare.c. */
+/* Requests to the guest, and the answers to the small ones. */
 #define _GNU_SOURCE
 #include "guest.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/random.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
-enum { ANSWER_MAX = MUX_PAYLOAD - MUX_CONTROL_HEAD, NANO = 1000000000 };
-
-static int reseed(const uint8_t *entropy, uint32_t size)
-{
-	struct {
-		struct rand_pool_info head;
-		uint8_t bytes[MUX_ENTROPY];
-	} pool = {.head = {.entropy_count = (int)size * 8, .buf_size = (int)size}};
-	int error = 0, fd = open("/dev/urandom", O_RDWR | O_CLOEXEC);
-	if (fd < 0)
-		return errno;
-	memcpy(pool.bytes, entropy, size);
-	if ((size && ioctl(fd, RNDADDENTROPY, &pool) < 0) || ioctl(fd, RNDRESEEDCRNG) < 0)
-		error = errno;
-	close(fd);
-	return error;
-}
-
-/* The host name belongs to the sandbox's own namespace, not to PID 1's. */
-static int name_sandbox(const char *name)
-{
-	char path[64];
-	pid_t sandbox = guest_sandbox();
-	int error = 0;
-	if (!sandbox)
-		return ESRCH;
-	snprintf(path, sizeof path, "/proc/%d/ns/uts", sandbox);
-	int own = open("/proc/self/ns/uts", O_RDONLY | O_CLOEXEC);
-	int theirs = open(path, O_RDONLY | O_CLOEXEC);
-	if (own < 0 || theirs < 0 || setns(theirs, CLONE_NEWUTS) < 0)
-		error = errno;
-	else if (sethostname(name, strlen(name)) < 0)
-		error = errno;
-	if (!error && setns(own, CLONE_NEWUTS) < 0)
-		error = errno;
-	if (own >= 0)
-		close(own);
-	if (theirs >= 0)
-		close(theirs);
-	return error;
-}
-
-static int resume_items(const char *text, size_t size)
-{
-	static const char key[] = "hostname=";
-	if (size && text[size - 1] != '\0')
-		return EINVAL;
-	for (size_t at = 0; at < size; at += strlen(text + at) + 1) {
-		if (strncmp(text + at, key, sizeof key - 1) != 0)
-			return EINVAL;
-		int error = name_sandbox(text + at + sizeof key - 1);
-		if (error)
-			return error;
-	}
-	return 0;
-}
-
-static int resume(const uint8_t *body, size_t size)
-{
-	uint32_t generation, entropy;
-	uint64_t wall_ns;
-	if (size < 16)
-		return EINVAL;
-	memcpy(&generation, body, 4);
-	memcpy(&wall_ns, body + 4, 8);
-	memcpy(&entropy, body + 12, 4);
-	if (entropy > MUX_ENTROPY || entropy > size - 16)
-		return EINVAL;
-	if (generation != guest.mux.generation)
-		return ESTALE;
-	/* Randomness first: everything else may lead to a draw. */
-	int error = reseed(body + 16, entropy);
-	struct timespec wall = {.tv_sec = (time_t)(wall_ns / NANO), .tv_nsec = (long)(wall_ns % NANO)};
-	if (!error && clock_settime(CLOCK_REALTIME, &wall) < 0)
-		error = errno;
-	return error ? error : resume_items((const char *)body + 16 + entropy, size - 16 - entropy);
-}
+enum { ANSWER_MAX = MUX_PAYLOAD - MUX_CONTROL_HEAD };
 
 static void sync_path(uint32_t tag, const uint8_t *body, size_t size)
 {
@@ -154,6 +74,13 @@ static void tell_network(uint32_t tag)
 		guest_answer(OP_NETWORK, tag, ESRCH, NULL, 0);
 }
 
+static void close_outside(uint32_t tag)
+{
+	uint32_t closed = 0;
+	int error = guest_close_outside(&closed);
+	guest_answer(OP_CLOSE_OUTSIDE, tag, error, &closed, error ? 0 : sizeof closed);
+}
+
 static void prepare(uint32_t tag, const uint8_t *body, size_t size)
 {
 	static char text[MUX_PAYLOAD];
@@ -178,7 +105,7 @@ void guest_control(struct mux *mux, const uint8_t *payload, uint32_t size)
 		prepare(tag, body, left);
 		break;
 	case OP_RESUME:
-		guest_answer(op, tag, resume(body, left), NULL, 0);
+		guest_resume(tag, body, left);
 		break;
 	case OP_SYNC:
 		sync_path(tag, body, left);
@@ -188,6 +115,9 @@ void guest_control(struct mux *mux, const uint8_t *payload, uint32_t size)
 		break;
 	case OP_NETWORK:
 		tell_network(tag);
+		break;
+	case OP_CLOSE_OUTSIDE:
+		close_outside(tag);
 		break;
 	case OP_SHUTDOWN:
 		guest_shut_down();

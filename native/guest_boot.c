@@ -24,15 +24,12 @@ void guest_say(const char *format, ...)
 {
 	char line[512];
 	va_list args;
-	int fd = open("/dev/kmsg", O_WRONLY | O_CLOEXEC), n;
-	if (fd < 0)
-		return;
+	int n;
 	va_start(args, format);
 	n = vsnprintf(line, sizeof line, format, args);
 	va_end(args);
-	if (n > 0)
-		dprintf(fd, "wf-init: %.*s\n", n, line);
-	close(fd);
+	if (n > 0 && guest.log_fd > 0)
+		dprintf(guest.log_fd, "wf-init: %.*s\n", n, line);
 }
 
 /* The host runs the machine so that a restart ends it. */
@@ -172,6 +169,7 @@ void guest_boot(void)
 			fail("dup2");
 	if (syscall(SYS_close_range, 3, ~0U, 0) < 0)
 		fail("close_range");
+	guest.log_fd = open("/dev/kmsg", O_WRONLY | O_CLOEXEC);
 	choose_restart();
 	load_modules();
 	guest.program_fd = copy_program();

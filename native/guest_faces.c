@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -52,11 +53,35 @@ pid_t guest_fork(uint32_t tag, int keep_fd)
 pid_t guest_sandbox(void)
 {
 	struct process *list;
-	ssize_t n = guest.leash_fd < 0 || guest.ended ? 0 : tree_scan(guest.proc_fd, &list);
-	for (ssize_t i = 0; i < n; i++)
+	if (guest.ended || guest.leash_fd < 0)
+		return 0;
+	ssize_t n = guest.sandbox ? 0 : tree_scan(guest.proc_fd, &list);
+	for (ssize_t i = 0; i < n && !guest.sandbox; i++)
 		if (list[i].ppid == 1 && !find_worker(list[i].pid))
-			return list[i].pid;
-	return 0;
+			guest.sandbox = list[i].pid;
+	return guest.sandbox;
+}
+
+int guest_enter(int types)
+{
+	pid_t sandbox = guest_sandbox();
+	int error = 0, fd = sandbox ? (int)syscall(SYS_pidfd_open, sandbox, 0) : -1;
+	if (fd < 0)
+		return sandbox ? errno : ESRCH;
+	if (setns(fd, types) < 0)
+		error = errno;
+	close(fd);
+	return error;
+}
+
+void guest_leave(int types)
+{
+	if (((types & CLONE_NEWUTS) && setns(guest.uts_fd, CLONE_NEWUTS) < 0) ||
+	    ((types & CLONE_NEWNET) && setns(guest.net_fd, CLONE_NEWNET) < 0) ||
+	    ((types & CLONE_NEWNS) && setns(guest.mount_fd, CLONE_NEWNS) < 0)) {
+		guest_say("leaving the sandbox: %s", strerror(errno));
+		guest_stop();
+	}
 }
 
 void guest_reap(void)
@@ -70,6 +95,9 @@ void guest_reap(void)
 				guest_answer(OP_SYNC, worker->tag, WIFEXITED(status) ? WEXITSTATUS(status) : EINTR,
 					     NULL, 0);
 			worker->pid = 0;
+			/* Looked for here, while nobody waits for it: a restored
+			 * machine then has it. */
+			(void)guest_sandbox();
 		} else if (guest.leash_fd >= 0 && !guest.ended) {
 			/* Launch gives its PID 1 this process as parent. */
 			guest.ended = true;

@@ -1,6 +1,7 @@
 /* PREPARE: the file systems of a guest, as the host tells them. */
 #define _GNU_SOURCE
 #include "guest.h"
+#include "guest_body.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -49,16 +50,8 @@ static int do_mount(char *value)
 {
 	char *field[MOUNT_FIELDS];
 	unsigned long flags;
-	for (int i = 0; i < MOUNT_FIELDS; i++) {
-		char *tab = strchr(value, '\t');
-		field[i] = value;
-		if (!tab && i < MOUNT_FIELDS - 1)
-			return EINVAL;
-		if (tab && i < MOUNT_FIELDS - 1) {
-			*tab = '\0';
-			value = tab + 1;
-		}
-	}
+	if (!body_fields(value, field, MOUNT_FIELDS))
+		return EINVAL;
 	int error = mount_flags(field[3], &flags);
 	if (!error)
 		error = await_device(field[0]);
@@ -82,6 +75,7 @@ static int do_write(const char *path, const char *text)
 
 static int do_item(const char *key, char *value)
 {
+	char *field[2];
 	if (strcmp(key, "mkdir") == 0)
 		return mkdir(value, 0755) < 0 && errno != EEXIST ? errno : 0;
 	if (strcmp(key, "mount") == 0)
@@ -90,31 +84,23 @@ static int do_item(const char *key, char *value)
 		return umount2(value, UMOUNT_NOFOLLOW) < 0 ? errno : 0;
 	if (strcmp(key, "drop") == 0)
 		return do_write("/proc/sys/vm/drop_caches", "3");
-	if (strcmp(key, "write") == 0) {
-		char *tab = strchr(value, '\t');
-		if (!tab)
-			return EINVAL;
-		*tab = '\0';
-		return do_write(value, tab + 1);
-	}
+	if (strcmp(key, "address") == 0)
+		return guest_address(value);
+	if (strcmp(key, "write") == 0)
+		return body_fields(value, field, 2) ? do_write(field[0], field[1]) : EINVAL;
 	return EINVAL;
 }
 
 int guest_prepare(char *text, size_t size, const char **failed)
 {
-	if (size == 0 || text[size - 1] != '\0')
+	char *key, *value;
+	int error = 0;
+	if (!size || !body_are_items(text, size))
 		return EINVAL;
-	for (size_t at = 0; at < size;) {
-		char *item = text + at, *equals = strchr(item, '=');
-		at += strlen(item) + 1;
-		*failed = item;
-		if (!equals)
-			return EINVAL;
-		*equals = '\0';
-		int error = do_item(item, equals + 1);
-		*equals = '='; /* what an error names, up to its first tab */
-		if (error)
-			return error;
+	for (size_t at = 0; !error && body_next(text, size, &at, &key, &value);) {
+		error = do_item(key, value);
+		body_join(value); /* what an error names, up to its first tab */
+		*failed = key;
 	}
-	return 0;
+	return error;
 }

@@ -2,7 +2,8 @@
  * lock, and ends it with its owner. Items of the plan, besides cgdir= and the
  * like (see place.h):
  *  id, run, lock, detached, lifetime_ms  as launch has them
- *  arg=TEXT ... env=K=V ...  the machine's; arg 0 is its program's path
+ *  arg=TEXT ... env=K=V ...  the machine's; arg 0 is its program, an absolute
+ *                  path
  *  agent=N, qmp=N  numbers that it gets the two sockets as (16 to 63)
  *  pass=N ...      descriptors of this process that it keeps (16 to 63)
  *  uid=N, gid=N    whom it runs as
@@ -146,6 +147,10 @@ static _Noreturn void become_machine(const struct plan *plan, const int *join_fd
 		errno = EINVAL;
 		die("keep: no program");
 	}
+	if (argv[0][0] != '/') {
+		errno = EINVAL;
+		die("keep: the machine's program is no absolute path: %.200s", argv[0]);
+	}
 	if (setsid() < 0)
 		die("keep: a session of its own");
 	pass_descriptors(plan, agent, qmp, words);
@@ -218,6 +223,10 @@ int keep_main(void)
 	int qmp;
 
 	keep.owner_pidfd = OWNER_PIDFD;
+	/* What a caller happened to have open would be held as long as this lives. */
+	if (syscall(SYS_close_range, OWNER_PIDFD + 1, PASS_FIRST - 1, 0) < 0 ||
+	    syscall(SYS_close_range, PASS_LAST + 1, ~0U, 0) < 0)
+		die("keep: close_range");
 	plan_read(&plan);
 	keep.peer_uid = geteuid();
 	keep.detached = plan_is(&plan, "detached", "1");

@@ -44,6 +44,13 @@ void clients_serve(const struct pollfd *watched);
 void clients_accept(void);
 void clients_answer(const uint8_t *payload, uint32_t size);
 void clients_quiet(void);
+/* Of keep_monitor.c: lets the machine run again, and takes its time for it. */
+void monitor_continue(void);
+bool monitor_busy(void);
+/* What it waits for, and until when; UINT64_MAX: no time. */
+struct pollfd monitor_watch(void);
+uint64_t monitor_due_ms(void);
+void monitor_serve(const struct pollfd *watched);
 /* A connection that may talk, or -1. */
 int keep_accept(int listen_fd);
 

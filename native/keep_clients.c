@@ -21,8 +21,11 @@ static uint32_t last_tag;
 
 static void forget(struct client *client, bool close_it)
 {
-	if (client->quiet)
+	if (client->quiet) {
+		/* It may have stopped the machine, and cannot undo that any more. */
+		monitor_continue();
 		mux_go(&keep.mux);
+	}
 	if (close_it)
 		close(client->fd);
 	mux_drop(&client->in);
@@ -170,6 +173,12 @@ static void speak(struct client *client)
 		forget(client, true);
 }
 
+/* Who rests the machine is heard alone, and nobody before it runs again. */
+static bool may_speak(const struct client *client)
+{
+	return !monitor_busy() && (!keep.mux.held || client->quiet);
+}
+
 size_t clients_watch(struct pollfd *watched)
 {
 	for (size_t i = 0; i < KEEP_CLIENTS; i++) {
@@ -178,8 +187,8 @@ size_t clients_watch(struct pollfd *watched)
 		if (client->out.len)
 			events |= POLLOUT;
 		else if (!client->waits)
-			events |= POLLIN;
-		watched[i] = (struct pollfd){.fd = client->used ? client->fd : -1, .events = events};
+			events = may_speak(client) ? POLLIN | POLLRDHUP : 0;
+		watched[i] = (struct pollfd){.fd = client->used && events ? client->fd : -1, .events = events};
 	}
 	return KEEP_CLIENTS;
 }
@@ -196,7 +205,7 @@ void clients_serve(const struct pollfd *watched)
 				forget(client, true);
 		} else if (client->out.len) {
 			speak(client);
-		} else {
+		} else if (may_speak(client)) { /* another may rest the machine since */
 			hear(client);
 		}
 	}

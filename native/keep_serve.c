@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 enum {
-	AT_AGENT, AT_MACHINE, AT_OWNER, AT_LEASH, AT_WORDS, AT_SOCK, AT_CONTROL, AT_CLIENTS,
+	AT_AGENT, AT_MACHINE, AT_OWNER, AT_LEASH, AT_WORDS, AT_SOCK, AT_CONTROL, AT_MONITOR, AT_CLIENTS,
 	AT_STREAMS = AT_CLIENTS + KEEP_CLIENTS,
 	ALL = AT_STREAMS + MUX_STREAMS,
 	FRAME_ERROR_TYPE = 106,
@@ -176,6 +176,7 @@ static size_t watch_all(struct pollfd *watched)
 	watched[AT_WORDS].fd = keep.stderr_fd;
 	watched[AT_SOCK].fd = open ? keep.sock_fd : -1;
 	watched[AT_CONTROL].fd = open ? keep.control_fd : -1;
+	watched[AT_MONITOR] = monitor_watch();
 	(void)clients_watch(watched + AT_CLIENTS);
 	return mux_watch(&keep.mux, watched + AT_STREAMS);
 }
@@ -189,6 +190,8 @@ static int wait_ms(void)
 		until = keep.last_ms;
 	if (accept_ms > now && accept_ms < until)
 		until = accept_ms;
+	if (monitor_due_ms() < until)
+		until = monitor_due_ms();
 	return until <= now ? 0 : (int)(until - now);
 }
 
@@ -234,6 +237,7 @@ void keep_serve(void)
 		if (watched[AT_MACHINE].revents)
 			machine_ended();
 		mux_serve(&keep.mux, watched + AT_STREAMS, n);
+		monitor_serve(&watched[AT_MONITOR]);
 		clients_serve(watched + AT_CLIENTS);
 		if (watched[AT_SOCK].revents)
 			on_sock();

@@ -36,14 +36,23 @@
  *  PREPARE    items, done in order: mkdir=PATH; mount=SOURCE\tTARGET\tTYPE\t
  *             WORDS\tDATA, WORDS of ro,nosuid,nodev,noexec,noatime, a SOURCE in
  *             /dev is waited for; umount=PATH; write=PATH\tTEXT; drop=1 drops
- *             what the guest has cached. An error's body names the item.
+ *             what the guest has cached; address=INTERFACE\tADDRESS/PREFIX\t
+ *             GATEWAY, with the loopback beside it. An error's body names the
+ *             item.
  *  RESUME     u32 generation, that of the last RESET, else ESTALE | u64 wall
  *             clock, nanoseconds | u32 size of the entropy, at most
- *             MUX_ENTROPY | entropy | items: hostname=NAME for the sandbox.
+ *             MUX_ENTROPY | entropy | items: hostname=NAME for the sandbox;
+ *             idfile=PATH\tTEXT: the new text of a file that launch has put
+ *             over PATH by an item of the same form, written in place, through
+ *             no link. The answer's body are the PATHs, each with a NUL behind,
+ *             over which there is none. An error's body names the item.
  *  SYNC       a path: its file system is written out.
  *  STATS      none; the answer is the guest's meminfo.
  *  NETWORK    none; the answer is the sandbox's tcp, tcp6, udp and udp6 as
  *             /proc/net tells them, one after the other.
+ *  CLOSE_OUTSIDE  none; ends the sandbox's TCP and UDP sockets that have a peer,
+ *             but for peers on the loopback or at the socket's own address. The
+ *             answer is u32, how many. What runs may connect anew meanwhile.
  *  SHUTDOWN   none; file systems are written out, then ENDED 0 comes. No answer.
  *  ENDED      from the guest, tag 0: the sandbox's PID 1 has ended; the body
  *             is i32, its exit code, or 256 + the signal that ended it.
@@ -62,8 +71,11 @@
  * sends one frame at a time and reads its answer:
  *  CONTROL  passed on; answered by CONTROL with the client's tag.
  *  OPEN     the connection is that stream from then on.
- *  QUIESCE  answered by QUIET. GO by GO. The end of the connection that asked
- *           for QUIESCE is a GO. While quiet, CONTROL waits. */
+ *  QUIESCE  answered by QUIET, GO by GO. Until GO others are not heard, they
+ *           wait. Who asks may then stop the machine through `qmp`, and lets it
+ *           run again before GO. The end of its connection without a GO is one,
+ *           and keep itself lets the machine run then, by `cont` through `qmp`,
+ *           as soon as that is free; nobody is heard before. */
 #ifndef WF_MUX_H
 #define WF_MUX_H
 
@@ -105,6 +117,7 @@ enum mux_op {
 	OP_NETWORK = 5,
 	OP_SHUTDOWN = 6,
 	OP_ENDED = 7,
+	OP_CLOSE_OUTSIDE = 8,
 };
 
 struct export_head {

@@ -1,17 +1,51 @@
 """A program that `keep` starts in place of a virtual machine: it speaks the guest's side of the multiplexer.
 
-It echoes streams, answers requests with their own body, and misbehaves when a request asks for it.
+It echoes streams, answers requests with their own body, and misbehaves when a request asks for it. Its monitor answers
+one client at a time, and remembers what it was ordered.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import socket
 import struct
 import sys
+import threading
 
 AGENT_FD, QMP_FD = 16, 17
-DIE, GARBAGE, END, TELL = 100, 101, 102, 103
+DIE, GARBAGE, END, TELL, ORDERS = 100, 101, 102, 103, 104
+
+
+class Monitor(threading.Thread):
+    """Answers orders; the first REFUSALS (a variable) to go on are refused."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.orders: list[str] = []
+        self.refusals = int(os.environ.get("REFUSALS", "0"))
+
+    def run(self) -> None:
+        """Serve client after client."""
+        with socket.socket(fileno=QMP_FD) as listening:
+            while True:
+                select.select([listening], [], [])
+                client = listening.accept()[0]
+                client.setblocking(True)
+                with client, client.makefile("r") as lines:
+                    client.sendall(b'{"QMP": {"version": {}}}\n')
+                    for line in lines:
+                        client.sendall(json.dumps(self.answer(json.loads(line))).encode() + b"\n")
+
+    def answer(self, order: dict[str, object]) -> dict[str, object]:
+        """Return what is said to one order."""
+        named = {"id": order["id"]} if "id" in order else {}
+        self.orders.append(str(order["execute"]))
+        if order["execute"] == "cont" and self.refusals:
+            self.refusals -= 1
+            return {**named, "error": {"class": "GenericError", "desc": "not yet"}}
+        return {"return": {}, **named}
 
 
 class Guest:
@@ -19,6 +53,8 @@ class Guest:
 
     def __init__(self) -> None:
         self.sock = socket.socket(fileno=AGENT_FD)
+        self.monitor = Monitor()
+        self.monitor.start()
         self.kept: list[bytes] | None = None
         self.room: dict[int, int] = {}
         self.owed: dict[int, bytes] = {}
@@ -99,6 +135,8 @@ class Guest:
         if op == TELL:
             descriptors = sorted(os.listdir("/proc/self/fd"), key=int)
             body = repr((descriptors, dict(os.environ), os.getsid(0) == os.getpid())).encode()
+        if op == ORDERS:
+            body = json.dumps(self.monitor.orders).encode()
         self.send(5, 0, struct.pack("<HHIi", op, 0, tag, 0) + body)
 
 

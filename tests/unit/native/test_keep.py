@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import re
 import select
@@ -245,6 +246,51 @@ def test_the_end_of_the_one_who_asked_for_quiet_is_a_go(keep: Keep) -> None:
         assert keep.control().ask(Op.STATS, b"goes on").body == b"goes on"
 
 
+def orders(keep: Keep) -> list[str]:
+    told: list[str] = json.loads(keep.control().ask(stand_in.ORDERS).body)
+    return told
+
+
+def test_a_machine_that_a_dead_client_stopped_runs_again_before_anybody_is_heard(start: Start) -> None:
+    keep = start(("env", "REFUSALS=2"))
+    keep.ready()
+    holder = keep.control()
+    holder.send(Kind.QUIESCE)
+    assert holder.receive() == (Kind.QUIET, b"")
+    other = keep.control()
+    other.send(Kind.QUIESCE)
+    holder.sock.close()
+    assert other.receive() == (Kind.QUIET, b""), "it waited for its turn"
+    other.send(Kind.GO)
+    assert other.receive() == (Kind.GO, b"")
+    assert orders(keep) == ["qmp_capabilities", "cont"] * 3, "it is told until it does it, and then no more"
+
+
+def test_who_says_go_has_let_the_machine_run_and_keep_orders_nothing(keep: Keep) -> None:
+    holder = keep.control()
+    holder.send(Kind.QUIESCE)
+    assert holder.receive() == (Kind.QUIET, b"")
+    holder.send(Kind.GO)
+    assert holder.receive() == (Kind.GO, b"")
+    holder.sock.close()
+    assert orders(keep) == []
+
+
+def test_a_monitor_that_another_still_has_is_waited_for(keep: Keep) -> None:
+    with keep.connect("qmp") as monitor, monitor.makefile("r") as lines:
+        lines.readline()
+        holder = keep.control()
+        holder.send(Kind.QUIESCE)
+        holder.sock.close()
+        waiting = keep.control()
+        waiting.sock.sendall(wire.control(stand_in.ORDERS, 1))
+        waiting.sock.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            waiting.receive()
+    waiting.sock.settimeout(WAIT_S)
+    assert json.loads(wire.read_control(waiting.receive()[1]).body) == ["qmp_capabilities", "cont"]
+
+
 def test_the_machine_gets_what_it_was_given_and_no_more(keep: Keep) -> None:
     fds, environ, leads = eval(keep.control().ask(stand_in.TELL).body)
     assert set(fds) - {"3"} == {"0", "1", "2", "16", "17"}, "3 is the directory that it lists"
@@ -324,6 +370,14 @@ def test_a_program_that_is_not_there_is_told(start: Start) -> None:
     told = next(payload for kind, payload in said if kind == sandbox_wire.ERROR)
     assert sandbox_wire.read_error(told) == (errno.ENOENT, "keep: running /nope")
     assert keep.code() == wire.KeepEnd.MACHINE
+
+
+def test_a_program_that_would_be_looked_for_is_refused(start: Start) -> None:
+    keep = start(program="python3")
+    said = [keep.frame() for _ in range(2)]
+    told = next(payload for kind, payload in said if kind == sandbox_wire.ERROR)
+    number, text = sandbox_wire.read_error(told)
+    assert (number, text) == (errno.EINVAL, "keep: the machine's program is no absolute path: python3")
 
 
 def test_the_lock_is_held_and_taken_once(keep: Keep) -> None:

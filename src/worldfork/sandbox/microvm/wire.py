@@ -57,6 +57,7 @@ class Op(IntEnum):
     NETWORK = 5
     SHUTDOWN = 6
     ENDED = 7
+    CLOSE_OUTSIDE = 8
 
 
 class KeepEnd(IntEnum):
@@ -104,5 +105,13 @@ def items(*pairs: tuple[str, str]) -> bytes:
 
 
 def resume_body(generation: int, wall_ns: int, entropy: bytes, *pairs: tuple[str, str]) -> bytes:
-    """Encode the body of RESUME."""
+    """Encode the body of RESUME.
+
+    Args:
+        generation: what the guest was told last by RESET.
+        wall_ns: the host's clock.
+        entropy: at most `ENTROPY_BYTES_MAX`.
+        pairs: ("hostname", NAME) and ("idfile", "PATH\\tTEXT") for each identity file; the answer's body names the
+            paths, each with a NUL behind, that the sandbox has no such file over.
+    """
     return struct.pack("<IQI", generation, wall_ns, len(entropy)) + entropy + items(*pairs)

@@ -1,0 +1,146 @@
+/* RESUME: what siblings of one memory must not share. */
+#define _GNU_SOURCE
+#include "guest.h"
+#include "guest_body.h"
+#include "overlay.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/random.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef STATX_ATTR_MOUNT_ROOT
+#define STATX_ATTR_MOUNT_ROOT 0x2000
+#endif
+
+enum { NANO = 1000000000 };
+
+static int reseed(const struct resume *asked)
+{
+	struct {
+		struct rand_pool_info head;
+		uint8_t bytes[MUX_ENTROPY];
+	} pool = {.head = {.entropy_count = (int)asked->entropy_size * 8, .buf_size = (int)asked->entropy_size}};
+	int error = 0, fd = open("/dev/urandom", O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return errno;
+	memcpy(pool.bytes, asked->entropy, asked->entropy_size);
+	if ((asked->entropy_size && ioctl(fd, RNDADDENTROPY, &pool) < 0) || ioctl(fd, RNDRESEEDCRNG) < 0)
+		error = errno;
+	close(fd);
+	return error;
+}
+
+static int set_clock(uint64_t wall_ns)
+{
+	struct timespec wall = {.tv_sec = (time_t)(wall_ns / NANO), .tv_nsec = (long)(wall_ns % NANO)};
+	return clock_settime(CLOCK_REALTIME, &wall) < 0 ? errno : 0;
+}
+
+/* The file of the sandbox's own /dev that lies mounted over a path of its
+ * world, as launch has put it there (see furnish.c); -1 with ENOENT if there is
+ * none. What runs inside can move and link whatever it likes, but it cannot
+ * mount: so the thing that the path leads to is held first, and then looked at. */
+static int open_identity(int root, const char *path)
+{
+	struct stat dev;
+	struct statx seen;
+	char name[32];
+	int fd = -1, mounts = wf_open_beneath(root, "dev"), point = wf_open_beneath(root, path);
+	if (mounts >= 0 && point >= 0 && fstat(mounts, &dev) == 0 &&
+	    statx(point, "", AT_EMPTY_PATH, STATX_TYPE, &seen) == 0 &&
+	    (seen.stx_attributes & STATX_ATTR_MOUNT_ROOT) && S_ISREG(seen.stx_mode) &&
+	    makedev(seen.stx_dev_major, seen.stx_dev_minor) == dev.st_dev) {
+		snprintf(name, sizeof name, "self/fd/%d", point);
+		fd = openat(guest.proc_fd, name, O_WRONLY | O_CLOEXEC);
+	} else {
+		errno = ENOENT;
+	}
+	int error = errno;
+	if (mounts >= 0)
+		close(mounts);
+	if (point >= 0)
+		close(point);
+	errno = error;
+	return fd;
+}
+
+/* In place: a reader may for a moment see the new beginning of the old text.
+ * A mount over it instead would add one with every generation. */
+static int rewrite(const char *path, const char *text)
+{
+	size_t size = strlen(text);
+	int root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	int fd = root < 0 ? -1 : open_identity(root, path), error = 0;
+	if (fd < 0)
+		error = errno;
+	errno = EIO;
+	if (!error && (pwrite(fd, text, size, 0) != (ssize_t)size || ftruncate(fd, (off_t)size) < 0))
+		error = errno;
+	if (fd >= 0)
+		close(fd);
+	if (root >= 0)
+		close(root);
+	return error;
+}
+
+static int do_item(const char *key, char *value, char *missing, size_t *used)
+{
+	char *field[2];
+	if (strcmp(key, "hostname") == 0)
+		return sethostname(value, strlen(value)) < 0 ? errno : 0;
+	if (strcmp(key, "idfile") != 0 || !body_fields(value, field, 2))
+		return EINVAL;
+	int error = rewrite(field[0], field[1]);
+	if (error != ENOENT)
+		return error;
+	size_t length = strlen(field[0]) + 1;
+	memcpy(missing + *used, field[0], length);
+	*used += length;
+	return 0;
+}
+
+static int resume(uint8_t *body, size_t size, char *missing, size_t *used, const char **failed)
+{
+	struct resume asked;
+	char *key, *value;
+	if (!body_resume(body, size, &asked))
+		return EINVAL;
+	if (asked.generation != guest.mux.generation)
+		return ESTALE;
+	/* Randomness first: everything else may lead to a draw. */
+	int error = reseed(&asked);
+	if (!error)
+		error = set_clock(asked.wall_ns);
+	if (error || asked.items_at == size)
+		return error;
+	error = guest_enter(CLONE_NEWUTS | CLONE_NEWNS);
+	if (error)
+		return error;
+	char *text = (char *)body + asked.items_at;
+	for (size_t at = 0; !error && body_next(text, size - asked.items_at, &at, &key, &value);) {
+		error = do_item(key, value, missing, used);
+		body_join(value); /* what an error names, up to its first tab */
+		*failed = key;
+	}
+	guest_leave(CLONE_NEWUTS | CLONE_NEWNS);
+	return error;
+}
+
+void guest_resume(uint32_t tag, const uint8_t *body, size_t size)
+{
+	static uint8_t copy[MUX_PAYLOAD];
+	static char missing[MUX_PAYLOAD];
+	const char *failed = "";
+	size_t used = 0;
+	memcpy(copy, body, size);
+	int error = resume(copy, size, missing, &used, &failed);
+	guest_answer(OP_RESUME, tag, error, error ? failed : missing, error ? strlen(failed) : used);
+}
