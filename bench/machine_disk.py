@@ -28,7 +28,7 @@ def run(options: Options) -> dict[str, Any]:
     with start_guest(options) as machine, start_guest(options, "namespace") as beside:
         sources = {"microvm": machine, "namespace": beside}
         accel = Machine.of(options, machine).accel
-        warm = {name: source.start_process("/bin/sleep", ["100000"]) for name, source in sources.items()}
+        warm = {name: source.start_process("/usr/bin/sleep", ["100000"]) for name, source in sources.items()}
 
         def one(name: str, checked_by: str) -> list[float]:
             source = sources[name]
