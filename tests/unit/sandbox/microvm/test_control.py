@@ -123,8 +123,10 @@ def test_a_machine_that_ends_while_it_is_asked(machines: Machines) -> None:
         async with control(run) as guest:
             with reach(run / "control") as other:
                 other.send(wire.control(stand_in.DIE, 1))
-                with pytest.raises(SandboxDied):
-                    await guest.ask(Op.STATS)
+                with pytest.raises(EOFError):
+                    await exactly(other, 1)
+            with pytest.raises(SandboxDied):
+                await guest.ask(Op.STATS)
         words = await kept.last_words()
         assert isinstance(words, LaunchFailed)
         assert "the machine is on fire" in words.message
