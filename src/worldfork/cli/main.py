@@ -14,6 +14,7 @@ from worldfork.cli import (
     exchange,
     execute,
     export_episodes,
+    image,
     keeping,
     lineage,
     promote,
@@ -23,6 +24,7 @@ from worldfork.cli import (
     sandboxes,
     snapshots,
     store,
+    suspending,
     tasks,
     upkeep,
     verify,
@@ -66,6 +68,8 @@ app.command()(sandboxes.rm)
 app.command()(snapshots.checkpoint)
 app.add_typer(snapshots.snapshots, name="snapshots")
 app.command()(snapshots.fork)
+app.command()(suspending.suspend)
+app.command()(suspending.resume)
 app.command()(lineage.show)
 app.command()(lineage.tree)
 app.command()(browse.diff)
@@ -88,6 +92,7 @@ app.command(add_help_option=False, context_settings={"allow_extra_args": True, "
     upkeep.bench
 )
 app.command()(upkeep.sweep)
+app.add_typer(image.image, name="image")
 app.add_typer(store.store, name="store")
 
 

@@ -41,7 +41,9 @@ SECONDS = 120
 
 _ROOTS, _TREE, _MANIFEST = "roots", "fs", "manifest.json"
 _PART, _LOCK, _MADE = ".part-", "lock", "made"
-_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_ID_DIGITS = 16
+"""Of the content id: it is part of a path that people type."""
+_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _FORMAT = b"debian-1"
 _ESSENTIAL = "?essential"
 _BUILD_S = 1800.0
@@ -143,7 +145,7 @@ class _Fetched:
 def _fetch(apt: Apt, roots: Path, names: list[str]) -> _Fetched:
     # Both before anything is downloaded: apt does not name what it has.
     first, offered = apt.offered([_ESSENTIAL]), apt.offered(names)
-    name = content_id(_FORMAT, BUILD.encode(), *(package.file.encode() for package in offered))
+    name = content_id(_FORMAT, BUILD.encode(), *(package.file.encode() for package in offered))[:_ID_DIGITS]
     if not (roots / name).exists():
         apt.fetch(offered, names)
     files = tuple(package.file for package in first)
@@ -226,7 +228,7 @@ def read_root(images: Path, id: str) -> RootTree:
         Corrupt: what is known of it cannot be read.
     """
     place = images / _ROOTS / id
-    if not _DIGEST.fullmatch(id) or not place.is_dir():
+    if not _ID.fullmatch(id) or not place.is_dir():
         raise NotFound(f"there is no root file system {id}", remedy=f"{REMEDY} --from debian", id=id)
     try:
         manifest = json.loads((place / _MANIFEST).read_text(encoding="utf-8"))
@@ -266,7 +268,7 @@ def remove_root(images: Path, id: str) -> None:
         StoreError: something of it is left.
     """
     place = images / _ROOTS / id
-    if not _DIGEST.fullmatch(id) or not place.is_dir():
-        raise NotFound(f"there is no root file system {id}", remedy="worldfork image list", id=id)
+    if not _ID.fullmatch(id) or not place.is_dir():
+        raise NotFound(f"there is no image {id}", remedy="worldfork image list", id=id)
     with _part(images / _ROOTS) as part:
         os.rename(place, part / _MADE)

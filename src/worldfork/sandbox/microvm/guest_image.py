@@ -28,7 +28,7 @@ REMEDY = "worldfork image build --driver microvm"
 
 _FORMAT = b"guest-1"
 _KERNEL, _INITRD, _MANIFEST = "vmlinux", "initrd", "manifest.json"
-_KERNELS = "kernels"
+_KERNELS, _CHOSEN = "kernels", "chosen"
 _UNPACK_S = 120.0
 _VERSIONED = re.compile(r"^\s*\|?Depends: (linux-image-\d\S*)$", re.MULTILINE)
 _RELEASE = re.compile(r"[A-Za-z0-9._+~-]{1,100}", re.ASCII)
@@ -96,13 +96,73 @@ def plan_image(images: Path, kernel: KernelFiles | None = None) -> ImagePlan:
 
 
 def find_kernel(images: Path) -> KernelFiles | None:
-    """Return a kernel that was fetched before, or else the newest cloud kernel that is installed."""
-    fetched = sorted(_with_modules((images / _KERNELS).glob("*/vmlinuz")), key=lambda files: _order(files.release))
-    if fetched:
-        return fetched[-1]
+    """Return the kernel that was chosen last, or the newest that was fetched, or the newest cloud kernel installed."""
+    kept = list_kernels(images)
+    chosen = _chosen(images)
+    if kept:
+        return next((kernel for kernel in kept if kernel.release == chosen), kept[-1])
     # A kernel for all hardware works as well, but not every one has the few modules that are needed.
     installed = sorted(_installed(Path("/")), key=lambda files: _order(files.release))
     return installed[-1] if installed else None
+
+
+def list_kernels(images: Path) -> list[KernelFiles]:
+    """Return the kernels that are kept for guests, the newest last."""
+    found = _with_modules((images / _KERNELS).glob("*/vmlinuz"))
+    return sorted(found, key=lambda files: _order(files.release))
+
+
+def _chosen(images: Path) -> str:
+    try:
+        return (images / _KERNELS / _CHOSEN).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def choose_kernel(images: Path, kernel: KernelFiles) -> KernelFiles:
+    """Keep a kernel that the user names, as the one that guests start with from here on. Blocking.
+
+    Raises:
+        ConfigError: it cannot be read, or is no kernel.
+        DriverUnavailable: it lacks a module.
+    """
+    if not _RELEASE.fullmatch(kernel.release):
+        raise ConfigError(f"{kernel.release!r} is no release of a kernel", remedy="name the kernel's own")
+    kernels = images / _KERNELS
+    kernels.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=".part-", dir=kernels))
+    try:
+        # One of the same release may have been built otherwise.
+        kept = _keep(kernels, place, kernel, replaces=True)
+    except OSError as error:
+        raise ConfigError(f"{kernel.vmlinuz} cannot be read: {error.strerror}", remedy="name another kernel") from error
+    finally:
+        remove_tree(place)
+    with whole_file(kernels / _CHOSEN) as part:
+        part.write_text(f"{kernel.release}\n", encoding="utf-8")
+    return kept
+
+
+def named_kernel(vmlinuz: Path, modules: Path | None) -> KernelFiles:
+    """Return the kernel of a file that the user names, such as `/boot/vmlinuz-6.1.0-9-cloud-amd64`.
+
+    Args:
+        vmlinuz: its name ends in the release, or that of `modules` does.
+        modules: a directory with its modules; by default `lib/modules/RELEASE` beside the directory of `vmlinuz`.
+
+    Raises:
+        ConfigError: one of them is not there, or no release is to be seen.
+    """
+    words = (vmlinuz.name.partition("-")[2], modules.name if modules is not None else "")
+    release = next((word for word in words if re.match(r"\d+\.\d+", word)), "")
+    if not release or not _RELEASE.fullmatch(release):
+        raise ConfigError(f"no release is to be seen in {str(vmlinuz)!r}", remedy="name it vmlinuz-RELEASE")
+    top = modules if modules is not None else vmlinuz.absolute().parent.parent / "lib/modules" / release
+    if not vmlinuz.is_file():
+        raise ConfigError(f"{vmlinuz} is no file", remedy="name a kernel")
+    if not top.is_dir():
+        raise ConfigError(f"{top} is no directory", remedy="say where the kernel's modules are: --modules DIRECTORY")
+    return KernelFiles(release, vmlinuz, top)
 
 
 def _with_modules(kernels: Iterator[Path]) -> Iterator[KernelFiles]:
@@ -145,7 +205,7 @@ def fetch_kernel(images: Path) -> KernelFiles:
         remove_tree(place)
 
 
-def _keep(kernels: Path, place: Path, found: KernelFiles) -> KernelFiles:
+def _keep(kernels: Path, place: Path, found: KernelFiles, *, replaces: bool = False) -> KernelFiles:
     """Move a kernel and the few modules that guests load to where they stay."""
     kept = place / "kept"
     (kept / "modules").mkdir(parents=True)
@@ -156,6 +216,8 @@ def _keep(kernels: Path, place: Path, found: KernelFiles) -> KernelFiles:
         shutil.copyfile(built_in, kept / "modules" / built_in.name)
     shutil.copyfile(found.vmlinuz, kept / "vmlinuz")
     target = kernels / found.release
+    if replaces:
+        remove_tree(target)
     if not target.exists():
         try:
             os.rename(kept, target)
@@ -237,6 +299,28 @@ def read_image(images: Path, id: str) -> GuestImage:
             f"the guest image {id} is damaged", remedy=f"remove {place}, then {REMEDY}", expected=sizes, actual=actual
         )
     return GuestImage(id, release, place / _KERNEL, place / _INITRD)
+
+
+def list_images(images: Path) -> list[GuestImage]:
+    """Return all guest images that are whole."""
+    found = []
+    for place in sorted(images.glob("[0-9a-f]*")):
+        with contextlib.suppress(NotFound, Corrupt):
+            found.append(read_image(images, place.name))
+    return found
+
+
+def remove_image(images: Path, name: str) -> None:
+    """Remove a guest image with its templates, or a kernel by its release. What runs of it is not touched. Blocking.
+
+    Raises:
+        NotFound: there is none of this name.
+        StoreError: something of it is left.
+    """
+    place = images / name if _DIGEST.fullmatch(name) else images / _KERNELS / name
+    if not _RELEASE.fullmatch(name) or name in (".", "..") or not place.is_dir():
+        raise NotFound(f"there is no guest image or kernel {name}", remedy="worldfork image list", id=name)
+    remove_tree(place)
 
 
 def _size(path: Path) -> int:
