@@ -11,7 +11,15 @@ import typer
 
 from worldfork.cli.boundary import verb
 from worldfork.cli.lookup import open_store, snapshot_id_of
-from worldfork.cli.printing import human_bytes, one_line, print_json, print_line, print_table, progress
+from worldfork.cli.printing import (
+    human_bytes,
+    human_seconds,
+    one_line,
+    print_json,
+    print_line,
+    print_table,
+    progress,
+)
 from worldfork.cli.sandboxes import AsJson
 from worldfork.cli.shapes import when
 from worldfork.core.errors import NotFound
@@ -107,8 +115,10 @@ def show(
         print_json(facts)
         return
     for key, value in facts.items():
-        if key not in ("layers", "facts", "ancestors"):
+        if key not in ("layers", "facts", "ancestors", "memory", "connections", "suspended"):
             print_line(f"{key:<16}{one_line(_shown(key, value))}")
+    for line in memory_lines(facts):
+        print_line(one_line(line))
     nearest, count = facts["ancestors"][:_NEAREST], len(facts["ancestors"])
     more = f" and {count - _NEAREST} more" if count > _NEAREST else ""
     print_line(f"{'ancestors':<16}{', '.join(nearest) or '-'}{more}")
@@ -123,6 +133,27 @@ def show(
         for each in facts["layers"]
     ]
     print_table(columns, rows)
+
+
+def memory_lines(facts: dict[str, Any]) -> Iterator[str]:
+    """Yield what there is to say of a snapshot with memory, of `describe`."""
+    memory, connections = facts["memory"], facts["connections"]
+    if not memory:
+        return
+    yield f"{'memory':<16}{human_bytes(memory.get('stored_bytes'))} of {human_bytes(memory.get('ram_bytes'))}, " + (
+        f"devices {human_bytes(memory.get('state_bytes'))}, disk {human_bytes(memory.get('disk_bytes'))}"
+    )
+    yield f"{'added':<16}{human_bytes(memory.get('added_bytes'))} that no earlier snapshot has"
+    yield f"{'pause':<16}{human_seconds(memory.get('pause_s', 0.0))}"
+    yield f"{'machine':<16}{memory.get('driver')}, QEMU {memory.get('qemu')}, {memory.get('accel')}, " + (
+        f"{memory.get('vcpus')} CPUs, image {memory.get('image')}"
+    )
+    found = connections.get("found", [])
+    yield f"{'connections':<16}{connections.get('decided', 'none left the sandbox')}"
+    for one in found:
+        yield f"{'':<16}{one.get('protocol')} {one.get('local')} to {one.get('remote')} {one.get('state', '')}"
+    if facts["suspended"]:
+        yield f"{'suspended':<16}{facts['suspended']} rests in it; `worldfork resume` lets it go on"
 
 
 def describe(store: Store, record: SnapshotRecord) -> dict[str, Any]:
@@ -153,6 +184,9 @@ def describe(store: Store, record: SnapshotRecord) -> dict[str, Any]:
         "size_bytes": record.size_bytes,
         "logical_bytes": _total(layers, "logical_bytes"),
         "stored_bytes": _total(layers, "stored_bytes"),
+        "memory": record.facts.get("memory", {}),
+        "connections": record.facts.get("connections", {}),
+        "suspended": record.facts.get("suspended", {}).get("sandbox_id"),
         "layers": layers,
         "facts": record.facts,
     }

@@ -13,6 +13,7 @@ from worldfork.cli.printing import print_error, print_json, print_line, print_ta
 from worldfork.cli.shapes import when
 from worldfork.core.errors import ConfigError, WorldforkError
 
+_LISTED = ("sandbox_id", "name", "status", "driver", "snapshot_id")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text; errors too.")]
 
 
@@ -38,11 +39,17 @@ def key_values(pairs: list[str]) -> dict[str, str]:
 
 @verb
 def create(
-    base: Annotated[str, typer.Option(help="What it starts from: host, or dir:/path of a root file system.")] = "host",
+    base: Annotated[
+        str | None,
+        typer.Option(help="What it starts from: host, or dir:/path of a root file system. Default: WORLDFORK_BASE."),
+    ] = None,
     snapshot: Annotated[str | None, typer.Option(help="Restore this snapshot, an id or a name.")] = None,
     name: Annotated[str | None, typer.Option(help="A name to find it by.")] = None,
     network: Annotated[
-        str | None, typer.Option(help="none or host. Default: host from a base, none from a snapshot.")
+        str | None, typer.Option(help="none or host. Default: host from a base, none from a snapshot or for a machine.")
+    ] = None,
+    driver: Annotated[
+        str | None, typer.Option(help="namespace, or microvm: a virtual machine. Default: WORLDFORK_DRIVER.")
     ] = None,
     cpus: Annotated[float | None, typer.Option(help="Processors, such as 1.5.")] = None,
     memory_mb: Annotated[int | None, typer.Option(help="Memory limit in MiB.")] = None,
@@ -60,6 +67,7 @@ def create(
         "snapshot_id": None if snapshot is None else snapshot_id(snapshot),
         "name": name,
         "network": network,
+        "driver": driver,
         "cpus": cpus,
         "memory_mb": memory_mb,
         "disk_mb": disk_mb,
@@ -87,7 +95,7 @@ def ls(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Ids only.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the live sandboxes of this home."""
+    """List the live sandboxes of this home, and those that are suspended."""
     found = [info.to_json() for info in Sandbox.list()]
     if as_json:
         print_json(found)
@@ -95,11 +103,8 @@ def ls(
         for facts in found:
             print_line(facts["sandbox_id"])
     else:
-        columns = ("sandbox", "name", "status", "snapshot", "created")
-        rows = [
-            (facts["sandbox_id"], facts["name"], facts["status"], facts["snapshot_id"], when(facts["created_at"]))
-            for facts in found
-        ]
+        columns = ("sandbox", "name", "status", "driver", "snapshot", "created")
+        rows = [(*(facts[column] for column in _LISTED), when(facts["created_at"])) for facts in found]
         print_table(columns, rows, empty="No sandbox is live.")
 
 

@@ -7,16 +7,29 @@ from typing import Annotated, Any
 
 import typer
 
-from worldfork import ForkResult, ForkResults, NotFound, Sandbox, SnapshotLevel
+from worldfork import CheckpointType, ForkResult, ForkResults, NotFound, Sandbox, SnapshotLevel
 from worldfork.cli.boundary import OK, PARTIAL, exit_code, verb
 from worldfork.cli.lookup import open_store
-from worldfork.cli.printing import human_bytes, note, print_error, print_json, print_line, print_table, progress
+from worldfork.cli.printing import (
+    human_bytes,
+    human_seconds,
+    note,
+    print_error,
+    print_json,
+    print_line,
+    print_table,
+    progress,
+)
 from worldfork.cli.sandboxes import AsJson, remove_each, snapshot_id
 from worldfork.cli.shapes import error_shape, typed, when
 from worldfork.keeping.family import family, state_of
 from worldfork.keeping.keep_rules import by_snapshot
 from worldfork.lineage.snapshots import snapshot_info
 from worldfork.records.snapshot import SnapshotRecord
+
+Outside = Annotated[
+    str, typer.Option(help="Of connections that leave a machine whose memory is saved: refuse, close or keep.")
+]
 
 
 @verb
@@ -33,10 +46,20 @@ def checkpoint(
     verify: Annotated[
         str | None, typer.Option(metavar="LINE", help="Keep it only if this line for the shell passes in a fork of it.")
     ] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="With its processes, each where it is. Of machines only.")
+    ] = False,
+    outside: Outside = "refuse",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Take none: print what one of either kind would take now.")
+    ] = False,
     timeout: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 300.0,
     as_json: AsJson = False,
 ) -> None:
-    """Freeze a sandbox's disk into a snapshot and print its id. The sandbox goes on."""
+    """Freeze a sandbox's disk into a snapshot, with --memory its processes too; print its id. The sandbox goes on."""
+    if explain:
+        _explain(sandbox_id, as_json)
+        return
     with progress("checkpointing", quiet=as_json):
         info = Sandbox.connect(sandbox_id).checkpoint(
             stop=stop,
@@ -45,6 +68,8 @@ def checkpoint(
             timeout=timeout,
             wait_until="completed" if durable else "local_ready",
             verify=verify,
+            checkpoint_type=CheckpointType.MEMORY if memory else CheckpointType.FILESYSTEM,
+            outside=outside,
         )
     for warning in info.warnings:
         note(f"worldfork: {warning}")
@@ -52,6 +77,27 @@ def checkpoint(
         print_json(info.to_json())
     else:
         print_line(info.snapshot_id)
+
+
+def _explain(sandbox_id: str, as_json: bool) -> None:
+    costs = Sandbox.connect(sandbox_id).explain()
+    if as_json:
+        print_json(costs.to_json())
+        return
+    pause = "nothing stands still" if costs.filesystem_pause_s is None else _stands_still(costs.filesystem_pause_s)
+    rows = [("filesystem", human_bytes(costs.filesystem_bytes), "-", pause, "the disk")]
+    if costs.memory_bytes is None or costs.memory_pause_s is None:
+        rows.append(("memory", "-", "-", f"the {costs.driver} driver saves none", "-"))
+    else:
+        shared = human_bytes(costs.memory_shared_bytes)
+        rows.append(
+            ("memory", human_bytes(costs.memory_bytes), shared, _stands_still(costs.memory_pause_s), "disk, processes")
+        )
+    print_table(("kind", "adds", "shares", "pause", "holds"), rows)
+
+
+def _stands_still(pause_s: float) -> str:
+    return f"about {human_seconds(pause_s)}"
 
 
 snapshots = typer.Typer(help="List snapshots, or remove them with `rm`.", invoke_without_command=True)
@@ -92,6 +138,7 @@ def list_snapshots(
                 facts["label"],
                 facts["state"],
                 facts["level"],
+                facts["snapshot_type"],
                 facts["layers"],
                 human_bytes(facts["size_bytes"]),
                 facts["sandbox_id"],
@@ -99,7 +146,7 @@ def list_snapshots(
             )
             for facts in found
         ]
-        columns = ("snapshot", "names", "label", "state", "level", "layers", "changed", "taken of", "created")
+        columns = ("snapshot", "names", "label", "state", "level", "kind", "layers", "changed", "taken of", "created")
         print_table(columns, rows, empty="There is no snapshot.")
 
 
@@ -129,12 +176,16 @@ def fork(
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many sandboxes.")] = 1,
     seed: Annotated[list[int] | None, typer.Option(help="Seed of one fork; give it once per fork.")] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="How many start at once.")] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Of a live machine: with its processes, each where it is.")
+    ] = False,
+    outside: Outside = "refuse",
     as_json: AsJson = False,
 ) -> int:
     """Make sandboxes that share one state and go on after this command, and print their ids."""
     options: dict[str, Any] = {"seeds": seed or None, "max_concurrency": concurrency, "detached": True}
     with progress(f"forking {count}", quiet=as_json):
-        results = _fork(source, count, options)
+        results = _fork(source, count, options, {"memory": memory, "outside": outside})
     if as_json:
         print_json([_shape(result) for result in results])
     for result in results:
@@ -147,15 +198,21 @@ def fork(
     return PARTIAL if results.sandboxes else exit_code(typed(results.errors[0]))
 
 
-def _fork(source: str, count: int, options: dict[str, Any]) -> ForkResults[Sandbox]:
-    """Fork what an argument means: a snapshot's id, a live sandbox, or a snapshot's name."""
+def _fork(source: str, count: int, options: dict[str, Any], live_options: dict[str, Any]) -> ForkResults[Sandbox]:
+    """Fork what an argument means: a snapshot's id, a live sandbox, or a snapshot's name.
+
+    Args:
+        source, count: as of the verb.
+        options: of every fork.
+        live_options: of that of a live sandbox; a snapshot is what it is.
+    """
     if source.startswith("sn-"):
         return Sandbox.fork_snapshot(source, count, **options)
     try:
         live = Sandbox.connect(source)
     except NotFound:
         return Sandbox.fork_snapshot(snapshot_id(source), count, **options)
-    return live.fork(count, **options)
+    return live.fork(count, **live_options, **options)
 
 
 def _shape(result: ForkResult[Sandbox]) -> dict[str, Any]:

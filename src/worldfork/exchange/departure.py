@@ -17,7 +17,7 @@ from worldfork.content.manifest import read_manifest, write_manifest
 from worldfork.core.errors import ConfigError, WorldforkError
 from worldfork.exchange.passage import Passage, base_layer_id, travelling_base, travelling_facts
 from worldfork.keeping.sealing import manifest_path, seal
-from worldfork.records.snapshot import SnapshotRecord
+from worldfork.records.snapshot import SnapshotRecord, expect_filesystem
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.store import Store
@@ -81,7 +81,7 @@ def export_snapshot(store: Store, snapshot_id: str, sink: Sink) -> Exported:
         sink: where to; nothing is sought in it.
     Raises:
         NotFound: there is no such snapshot.
-        ConfigError: its base is gone.
+        ConfigError: its base is gone, or it holds memory.
         Corrupt: something in it is damaged: `layer_id`, `path`, `expected`, `actual`.
         OutOfSpace, StoreError: something could not be read or written.
         BrokenPipeError: whoever read the archive has gone.
@@ -115,6 +115,7 @@ def leaving(store: Store, snapshot_id: str, purpose: str) -> Iterator[Departure]
     """
     with store.reading(snapshot_id=snapshot_id, purpose=purpose) as lease:
         record = dataclasses.replace(store.snapshot(snapshot_id), layers=lease.layers)
+        expect_filesystem(record, "copied to elsewhere")
         layers = [_sealed(store, layer_id) for layer_id in reversed(lease.layers)]
         fault(f"{purpose}:sealed")
         base = record.base

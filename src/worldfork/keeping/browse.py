@@ -17,7 +17,7 @@ from worldfork.content.merged import Describing, MergedView
 from worldfork.content.stack import Node
 from worldfork.core.errors import ConfigError, Corrupt, PathError
 from worldfork.keeping.sealing import manifest_path
-from worldfork.records.snapshot import LayerRecord, SnapshotRecord
+from worldfork.records.snapshot import LayerRecord, SnapshotRecord, expect_filesystem
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.store import Store
@@ -131,12 +131,14 @@ def browsing(store: Store, snapshot_id: str) -> Iterator[Browsed]:
 
     Raises:
         NotFound: there is no such snapshot.
-        ConfigError: its base's directory is gone.
+        ConfigError: its base's directory is gone, or it holds memory.
         StoreError: on leaving: this process stood still for so long that what was read may have holes.
     """
     with store.reading(snapshot_id=snapshot_id, purpose="browse") as lease:
         fault("browse:held")
-        yield _browsed(store, store.snapshot(snapshot_id), lease.layers)
+        record = store.snapshot(snapshot_id)
+        expect_filesystem(record, "looked into")
+        yield _browsed(store, record, lease.layers)
 
 
 @contextmanager

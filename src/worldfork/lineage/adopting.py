@@ -16,7 +16,7 @@ from worldfork.lineage.stacks import on_mountable
 from worldfork.lineage.starting import holder_of
 from worldfork.lineage.wanted import Wanted
 from worldfork.records.sandbox import Base, SandboxFacts
-from worldfork.records.snapshot import SnapshotRecord
+from worldfork.records.snapshot import SnapshotRecord, expect_filesystem
 from worldfork.sandbox.connection import Connection
 from worldfork.store.failures import typed
 
@@ -44,6 +44,7 @@ async def adopt(live: Live, record: SnapshotRecord, *, label: str | None = None)
         from worldfork.lineage.machines import expect_disk_here
 
         expect_disk_here(live)
+    expect_filesystem(record, "adopted")
     _expect_fit(live.facts, record)
     with typed(f"{live.sandbox_id} cannot be moved"):
         connection = await live.connection()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from worldfork.core.errors import ConfigError, NotFound
 from worldfork.lineage.adopting import adopt
@@ -35,6 +35,9 @@ from worldfork.records.snapshot import (
     SnapshotWaitCondition,
 )
 from worldfork.sandbox.command import CommandResult
+
+if TYPE_CHECKING:
+    from worldfork.lineage.explaining import CheckpointCosts
 
 
 class AsyncSandbox(Commands, Processes, Transfers):
@@ -327,6 +330,12 @@ class AsyncSandbox(Commands, Processes, Transfers):
         live = await start(self._live.place, record, StartOptions(driver=self._live.facts.driver))
         async with type(self)(live, owned=True) as child:
             return await (child.sh(verify) if isinstance(verify, str) else child.run(verify[0], verify[1:]))
+
+    async def explain(self) -> CheckpointCosts:
+        """Return what a checkpoint of either kind would take now: bytes, and how long the sandbox would stand still."""
+        from worldfork.lineage.explaining import explain
+
+        return await explain(self._live)
 
     async def adopt(self, snapshot_id: str, *, label: str | None = None) -> SnapshotInfo:
         """Make the disk what a snapshot holds, and return a snapshot of what it was before, to go back by.

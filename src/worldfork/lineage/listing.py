@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from worldfork.core.errors import Corrupt, NotFound
+from worldfork.core.errors import Corrupt, NotFound, WorldforkError
 from worldfork.lineage.place import Place
 from worldfork.records.sandbox import SandboxFacts, SandboxInfo, SandboxStatus
 from worldfork.store.store import Holder
@@ -100,5 +101,17 @@ def info_of(facts: SandboxFacts, status: SandboxStatus = SandboxStatus.RUNNING, 
         seed=facts.seed,
         layers=len(facts.layers),
         timeout_secs=facts.timeout_s,
+        isolation=_isolation(facts),
         **now,
     )
+
+
+def _isolation(facts: SandboxFacts) -> str:
+    if facts.driver == "namespace":
+        return "namespaces"
+    from worldfork.sandbox.microvm.manifest import read_running
+
+    try:
+        return read_running(Path(facts.run)).isolation
+    except WorldforkError:
+        return "unknown"  # it rests, or has just ended

@@ -43,7 +43,7 @@ def machine_options(place: Place, record: SnapshotRecord, options: StartOptions,
     memory_bytes = 0
     if record.kind == CheckpointType.MEMORY.value:
         saved = record.facts.get("memory", {})
-        memory_bytes = int(saved.get("ram_bytes", 0))
+        memory_bytes = int(saved.get("stored_bytes", 0))
         options = _fitted(record, replace(options, driver=str(saved.get("driver", "microvm"))))
     expect_memory(n, memory_bytes)
     return options

@@ -17,7 +17,8 @@ from worldfork.lineage.machines import close_unused, end_taken
 from worldfork.lineage.moving import present_facts, turn
 from worldfork.lineage.wanted import Wanted, record_of
 from worldfork.records.sandbox import SandboxFacts
-from worldfork.records.snapshot import CheckpointType, SnapshotRecord, check_label
+from worldfork.records.snapshot import CheckpointType, SnapshotLevel, SnapshotRecord, check_label
+from worldfork.sandbox.microvm.manifest import read_saved
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
 
@@ -87,6 +88,8 @@ async def checkpoint_memory(
     place, wanted = live.place, Wanted(label, level)
     check_outside(outside)
     check_level(level, place.settings.remote)
+    if level == SnapshotLevel.EXPORTED.value:
+        raise ConfigError("a snapshot with memory stays on this machine", remedy="use level 'local'")
     check_label(label)
     driver = expect_memory_driver(live)
     if place.settings.quota_bytes:
@@ -121,13 +124,17 @@ async def _take(
         saved = await driver.save_memory(facts, target, drop_outside=outside == "close")
         fault("checkpoint:saved")
         sizes = asdict(saved)
-        more: dict[str, Any] = {"memory": {"driver": driver.name, **sizes}}
+        sizes["stored_bytes"] = sizes.pop("ram_bytes")
+        # A program may have connected since the look above.
+        found = list(sizes.pop("outside")) or found
+        if found and outside == "refuse":
+            raise refused(facts, found)
+        more: dict[str, Any] = {"memory": {"driver": driver.name, **sizes, **asdict(read_saved(target).build)}}
         if found:
             more["connections"] = {"decided": outside, "found": found}
         if suspends:
             more["suspended"] = suspended_facts(facts)
-        size_bytes = saved.state_bytes + saved.ram_bytes + saved.disk_bytes
-        record = replace(record, facts={**record.facts, **more}, size_bytes=size_bytes)
+        record = replace(record, facts={**record.facts, **more}, size_bytes=saved.added_bytes)
         await place.work(lambda: place.store.publish(record, ()))
     except BaseException:
         with contextlib.suppress(WorldforkError):

@@ -14,6 +14,7 @@ from worldfork.lineage.place import Place
 from worldfork.records.origin import Mount
 from worldfork.records.sandbox import Base, SandboxFacts
 from worldfork.records.shown import Shown
+from worldfork.records.snapshot import expect_filesystem
 from worldfork.sandbox.driver import ShownTree
 
 MAX_MOUNTS = 16
@@ -83,6 +84,7 @@ def find_mounts(place: Place, mounts: Sequence[Mount]) -> tuple[Shown, ...]:
 
 def _of_snapshot(place: Place, mount: Mount) -> Shown:
     record = place.store.snapshot(place.store.id_of(mount.origin.snapshot))
+    expect_filesystem(record, "mounted")
     check_form(record, place.driver.form)
     check_ids(record, place.driver.ids)
     if len(record.layers) > MAX_LAYERS:

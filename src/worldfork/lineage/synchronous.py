@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.commands import SH_OUTPUT_BYTES
@@ -27,6 +27,9 @@ from worldfork.records.snapshot import CheckpointType, SnapshotLevel, SnapshotWa
 from worldfork.sandbox.command import CommandResult
 from worldfork.sandbox.connection import MAX_OUTPUT_BYTES
 from worldfork.sandbox.files import MAX_READ_BYTES
+
+if TYPE_CHECKING:
+    from worldfork.lineage.explaining import CheckpointCosts
 
 
 class Sandbox:
@@ -85,6 +88,10 @@ class Sandbox:
     def fork(self, n: int = 1, **options: Any) -> ForkResults[Self]:
         """Checkpoint this live sandbox and start `n` from the snapshot; it goes on untouched."""
         return self._wrap(through(self._inner.fork, n, **options))
+
+    def explain(self) -> CheckpointCosts:
+        """Return what a checkpoint of either kind would take now."""
+        return through(self._inner.explain)
 
     def suspend(self, **options: Any) -> str:
         """Save this machine with its memory and end it; return the id of the snapshot in which it rests."""

@@ -175,6 +175,8 @@ class SandboxInfo:
     layers: int
     """Depth of its stack, the base not counted."""
     timeout_secs: float | None = None
+    isolation: str = "namespaces"
+    """What stands between it and the host: "namespaces"; of a machine "kvm", or "none (tcg)", which is no boundary."""
     commands: int | None = None
     """Commands running now; None where nobody asked the sandbox."""
     processes: int | None = None

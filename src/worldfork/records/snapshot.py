@@ -145,6 +145,23 @@ class SnapshotRecord:
         return cls(**record)
 
 
+def expect_filesystem(record: SnapshotRecord, doing: str) -> None:
+    """Refuse a snapshot that holds a machine's memory, whose disk is no tree of files on this host.
+
+    Args:
+        record: the snapshot.
+        doing: what is to be done with it, as a participle.
+    Raises:
+        ConfigError: it does.
+    """
+    if record.kind == CheckpointType.MEMORY.value:
+        raise ConfigError(
+            f"{record.snapshot_id} holds the memory of a machine and cannot be {doing}",
+            remedy="restore it, and take a filesystem checkpoint of that sandbox",
+            snapshot_id=record.snapshot_id,
+        )
+
+
 def check_label(label: str | None) -> None:
     """Refuse a label that is no text, or a book.
 
