@@ -107,9 +107,16 @@ def find_kernel(images: Path) -> KernelFiles | None:
 
 
 def list_kernels(images: Path) -> list[KernelFiles]:
-    """Return the kernels that are kept for guests, the newest last."""
-    found = _with_modules((images / _KERNELS).glob("*/vmlinuz"))
+    """Return the kernels that are kept for guests and have what these load, the newest last."""
+    found = filter(_has_modules, _with_modules((images / _KERNELS).glob("*/vmlinuz")))
     return sorted(found, key=lambda files: _order(files.release))
+
+
+def _has_modules(kernel: KernelFiles) -> bool:
+    # One that was kept when guests loaded less is no use.
+    with contextlib.suppress(ConfigError, DriverUnavailable):
+        return bool(initrd.find_modules(kernel.modules)) or (kernel.modules / "modules.builtin").exists()
+    return False
 
 
 def _chosen(images: Path) -> str:
@@ -200,7 +207,9 @@ def fetch_kernel(images: Path) -> KernelFiles:
         found = list(_installed(place / "root"))
         if not found:
             raise DriverUnavailable(f"the package {package.name} holds no kernel with modules")
-        return _keep(kernels, place, found[0])
+        target = kernels / found[0].release
+        old = KernelFiles(target.name, target / "vmlinuz", target / "modules")
+        return _keep(kernels, place, found[0], replaces=target.exists() and not _has_modules(old))
     finally:
         remove_tree(place)
 

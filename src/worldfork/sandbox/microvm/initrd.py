@@ -15,7 +15,10 @@ from worldfork.core.errors import ConfigError, DriverUnavailable
 MODULES_DIRECTORY = "modules"
 ORDER_NAME = "order"
 """The file in `MODULES_DIRECTORY` that names the others, one a line, in the order in which they load."""
-WANTED = ("virtio_mmio", "virtio_pci", "virtio_console", "virtio_blk", "erofs", "overlay")
+WANTED = (
+    "virtio_mmio", "virtio_pci", "virtio_console", "virtio_blk", "virtio_net", "erofs", "overlay", "tcp_diag",
+    "udp_diag",
+)  # fmt: skip
 """What a guest loads, with what each depends on; what a kernel has built in needs no file."""
 
 _REMEDY = "install the kernel package again, or name another with its modules beside it"

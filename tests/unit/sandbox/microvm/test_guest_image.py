@@ -143,3 +143,68 @@ def test_a_fetched_kernel_is_kept_with_its_few_modules(
     assert guest_image.find_kernel(images) == fetched == guest_image.fetch_kernel(images)
     assert [path.name for path in (images / "kernels").iterdir()] == [release]
     assert guest_image.build_image(images, fetched, INIT).release == release
+
+
+def test_a_kernel_that_was_kept_with_too_few_modules_is_passed_over_and_fetched_again(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: KernelFiles
+) -> None:
+    monkeypatch.setattr(guest_image, "_installed", lambda root: iter(()) if root == Path("/") else iter([kernel]))
+    without_programs(monkeypatch, tmp_path)
+    for name, text in (("apt-config", ""), ("apt-get", ": > a.deb"), ("dpkg-deb", "")):
+        program(tmp_path, name, text)
+    program(tmp_path, "apt-cache", f"echo '  Depends: linux-image-{kernel.release}'")
+    lost = guest_image.fetch_kernel(images).modules / f"{initrd.WANTED[-1]}.ko"
+    assert guest_image.find_kernel(images) is not None
+    lost.unlink()
+    assert guest_image.find_kernel(images) is None
+    assert guest_image.fetch_kernel(images) == guest_image.find_kernel(images)
+    assert lost.exists()
+
+
+def test_a_kernel_of_the_users_is_chosen_over_a_newer_one(images: Path, kernel: KernelFiles, tmp_path: Path) -> None:
+    newer = guest_image.choose_kernel(images, KernelFiles("6.9.0-1", kernel.vmlinuz, kernel.modules))
+    assert guest_image.find_kernel(images) == newer
+    chosen = guest_image.choose_kernel(images, kernel)
+    assert guest_image.find_kernel(images) == chosen
+    assert guest_image.list_kernels(images) == [chosen, newer]
+    rebuilt = tmp_path / "vmlinuz-again"
+    rebuilt.write_bytes(b"\x7fELF another")
+    again = guest_image.choose_kernel(images, KernelFiles(kernel.release, rebuilt, kernel.modules))
+    assert again.vmlinuz.read_bytes() == b"\x7fELF another"
+    guest_image.remove_image(images, kernel.release)
+    assert guest_image.find_kernel(images) == newer
+    with pytest.raises(NotFound):
+        guest_image.remove_image(images, kernel.release)
+
+
+def test_a_kernel_that_lacks_a_module_leaves_the_one_that_was_chosen(images: Path, kernel: KernelFiles) -> None:
+    chosen = guest_image.choose_kernel(images, kernel)
+    (kernel.modules / f"{initrd.WANTED[0]}.ko").unlink()
+    with pytest.raises(DriverUnavailable):
+        guest_image.choose_kernel(images, kernel)
+    assert guest_image.find_kernel(images) == chosen
+
+
+def test_the_release_of_a_named_kernel_is_read_from_its_name(tmp_path: Path) -> None:
+    boot, modules = tmp_path / "boot", tmp_path / "lib/modules/6.1.0-9"
+    boot.mkdir()
+    for name in ("vmlinuz-6.1.0-9", "mine"):
+        (boot / name).touch()
+    with pytest.raises(ConfigError, match="no directory"):
+        guest_image.named_kernel(boot / "vmlinuz-6.1.0-9", None)
+    modules.mkdir(parents=True)
+    named = guest_image.named_kernel(boot / "vmlinuz-6.1.0-9", None)
+    assert named == KernelFiles("6.1.0-9", boot / "vmlinuz-6.1.0-9", modules)
+    assert guest_image.named_kernel(boot / "mine", modules).release == "6.1.0-9"
+    with pytest.raises(ConfigError, match="release"):
+        guest_image.named_kernel(boot / "mine", None)
+    with pytest.raises(ConfigError, match="no file"):
+        guest_image.named_kernel(boot / "vmlinuz-6.1.0-8", modules)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../images", "", "a/b"])
+def test_only_images_can_be_removed(images: Path, name: str) -> None:
+    (images / "kernels").mkdir(parents=True)
+    with pytest.raises(NotFound):
+        guest_image.remove_image(images, name)
+    assert (images / "kernels").is_dir()
