@@ -16,12 +16,14 @@ from typing import Final
 
 from worldfork.content.share import Cloning
 from worldfork.core.errors import NotFound
+from worldfork.sandbox.microvm.flatten import flatten
 from worldfork.sandbox.microvm.manifest import DiskChain, DiskFile
 from worldfork.sandbox.microvm.pages import PAGE_BYTES, Pages, Run, allocated_bytes, write_pages
 from worldfork.sandbox.microvm.ram import stored_pages
 
 CHAIN_LIMIT: Final = 8
-"""Page files of one memory: each is read once more at every assembly."""
+"""Page files of one memory: each is read once more at every assembly. Also files over the bottom of one disk: each has
+a descriptor in every machine."""
 _NOT_LINKED: Final = (errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP)
 
 
@@ -103,6 +105,24 @@ def _places(runs: Sequence[Run]) -> list[tuple[int, int]]:
 def _place_of(places: Sequence[tuple[int, int]], page: int) -> int:
     first, at = places[bisect.bisect_right(places, page, key=lambda place: place[0]) - 1]
     return at + (page - first) * PAGE_BYTES
+
+
+def shorten(chain: DiskChain, target: Path) -> DiskChain:
+    """Return a disk whose many files have become one in `target`; the same one where they are few. Blocking.
+
+    Args:
+        chain: with absolute paths; no file may change any more.
+        target: must not be there.
+
+    Raises:
+        Corrupt: one is damaged.
+        OSError: one cannot be read, or the other not be written.
+    """
+    many = [file for file in chain if file.format == "qcow2"]
+    if len(many) <= CHAIN_LIMIT:
+        return chain
+    flatten(target, [Path(file.path) for file in many])
+    return (DiskFile(str(target), "qcow2"), *chain[len(many) :])
 
 
 def link_disks(target: Path, chains: Sequence[DiskChain]) -> tuple[DiskChain, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,16 +17,13 @@ from typing import Any, Final
 
 from worldfork.content.failures import naming
 from worldfork.core.errors import Corrupt, NotFound, OutOfSpace, SandboxDied, SandboxError, WorldforkError
-from worldfork.sandbox.microvm import qcow2
 from worldfork.sandbox.microvm.connections import OutsideConnection, ask_outside, close_outside
 from worldfork.sandbox.microvm.control import Control, control
-from worldfork.sandbox.microvm.disks import DISK_BYTES, SCRATCH_TOP
-from worldfork.sandbox.microvm.generations import link_disks, write_ram
+from worldfork.sandbox.microvm.generations import link_disks, shorten, write_ram
 from worldfork.sandbox.microvm.machine import SavedBy
 from worldfork.sandbox.microvm.manifest import (
     STATE,
     DiskChain,
-    DiskFile,
     Running,
     Saved,
     digest_state,
@@ -39,6 +35,7 @@ from worldfork.sandbox.microvm.manifest import (
 from worldfork.sandbox.microvm.pages import Pages, allocated_bytes
 from worldfork.sandbox.microvm.qmp import Qmp, connect
 from worldfork.sandbox.microvm.ram import PrivateReader, available_bytes, private_bytes
+from worldfork.sandbox.microvm.scratch import Scratch
 from worldfork.sandbox.microvm.shielded import to_its_end
 
 MONITOR: Final = "qmp"
@@ -119,7 +116,7 @@ class _Saver:
         self._ram_fd = self._state_fd = -1
         self._pause_s = 0.0
         self._reader: PrivateReader
-        self._disk: _Disk
+        self._disk: Scratch
         self._pages: Pages
 
     def __enter__(self) -> _Saver:
@@ -140,7 +137,7 @@ class _Saver:
         with naming(self._target.name, "written"):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             self._state_fd = self._opened(str(self._target / STATE), flags)
-        self._disk = await _Disk.find(self._run, self._running, self._monitor)
+        self._disk = await Scratch.find(self._run, self._running, self._monitor)
         with naming(str(self._disk.next), "written"):
             next_fd = self._opened(str(self._disk.make_next()), os.O_RDWR)
             write_running(self._run, self._disk.continued())
@@ -202,7 +199,7 @@ class _Saver:
         with naming(target.name, "written"):
             earlier = _page_files(Path(running.memory))
             ram = write_ram(target, Path(running.memory), earlier, self._ram_fd, self._pages)
-            disks = link_disks(target, self._disk.chains)
+            disks = link_disks(target, self._shortened())
             for name in (STATE, disks[-1][0].path):
                 (target / name).chmod(0o400)
             state = (target / STATE).read_bytes()
@@ -219,6 +216,15 @@ class _Saver:
                 generation=len(ram) - 1,
             )
 
+    def _shortened(self) -> tuple[DiskChain, ...]:
+        """Return the disks with few files, and let the next checkpoint begin with those too."""
+        disk = self._disk
+        chain = shorten(disk.chains[-1], disk.whole)
+        if chain != disk.chains[-1]:
+            disk = replace(disk, chains=(*disk.chains[:-1], chain))
+            write_running(self._run, disk.continued())
+        return disk.chains
+
     def _opened(self, path: str, flags: int) -> int:
         fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
         self._fds.callback(os.close, fd)
@@ -228,65 +234,6 @@ class _Saver:
         """Give QEMU a file under a number; it may not be able to open the path."""
         lent = await self._monitor.execute("add-fd", fds=[fd])
         return int(lent["fdset-id"])
-
-
-@dataclass(frozen=True)
-class _Disk:
-    """The disk that a guest writes, as QEMU has it: a file on top that takes what is written."""
-
-    run: Path
-    running: Running
-    number: int
-    """Of checkpoints since the machine was restored."""
-    chains: tuple[DiskChain, ...]
-    """What QEMU has below what it will write next."""
-
-    @classmethod
-    async def find(cls, run: Path, running: Running, monitor: Qmp) -> _Disk:
-        """Ask QEMU which file it writes: whoever saved before may have died after it had written down another."""
-        first = f"d{len(running.disks) - 1}"
-        named = re.compile(rf"{first}(?:n(\d+))?")
-        for row in await monitor.execute("query-block"):
-            found = named.fullmatch(str((row.get("inserted") or {}).get("node-name", "")))
-            if found is None:
-                continue
-            number = int(found.group(1) or 0)
-            names = [Path(file.path).name for file in running.disks[-1]]
-            if _file_name(number) not in names:
-                break
-            chain = running.disks[-1][names.index(_file_name(number)) :]
-            return cls(run, running, number, (*running.disks[:-1], chain))
-        raise SandboxError("the machine does not write the disk that is known of it", step="disk")
-
-    @property
-    def node(self) -> str:
-        return self._node(self.number)
-
-    @property
-    def next_node(self) -> str:
-        return self._node(self.number + 1)
-
-    def _node(self, number: int) -> str:
-        return f"d{len(self.running.disks) - 1}" + (f"n{number}" if number else "")
-
-    @property
-    def next(self) -> Path:
-        return self.run / _file_name(self.number + 1)
-
-    def make_next(self) -> Path:
-        """Make the file that will be written after the checkpoint; one that is there was never used."""
-        self.next.unlink(missing_ok=True)
-        qcow2.write_overlay(self.next, DISK_BYTES, "")
-        return self.next
-
-    def continued(self) -> Running:
-        """Return what is to be known of the machine after the checkpoint."""
-        chain = (DiskFile(str(self.next), "qcow2"), *self.chains[-1])
-        return replace(self.running, disks=(*self.chains[:-1], chain))
-
-
-def _file_name(number: int) -> str:
-    return SCRATCH_TOP if number == 0 else f"{Path(SCRATCH_TOP).stem}.{number}.qcow2"
 
 
 def _page_files(parent: Path) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from tests.unit.sandbox.microvm import stand_ins
 from tests.unit.sandbox.microvm.stand_ins import RAM_BYTES, STATE, Refusal, StandIn
 
 from worldfork.core.errors import NotFound, OutOfSpace, SandboxDied, SandboxError, StoreError
-from worldfork.sandbox.microvm import generations, manifest, ram, saving
+from worldfork.sandbox.microvm import generations, manifest, qcow2, ram, saving
 from worldfork.sandbox.microvm.pages import PAGE_BYTES
 from worldfork.sandbox.microvm.saving import MemorySaved, save_memory
 
@@ -205,6 +205,15 @@ def test_a_chain_that_is_long_becomes_one_file(
     assert content(tmp_path / "saved") == EXPECTED
 
 
+def test_a_disk_of_many_files_becomes_one_for_later_checkpoints_too(machine: StandIn, tmp_path: Path) -> None:
+    for number in range(generations.CHAIN_LIMIT + 2):
+        save(machine, f"saved{number}")
+        chain = manifest.read_saved(tmp_path / f"saved{number}").disks[-1]
+        assert [file.format for file in chain].count("qcow2") == number % generations.CHAIN_LIMIT + 1
+        assert chain[-1].path == "disk2.0.raw"
+    assert machine.node == f"d2n{generations.CHAIN_LIMIT + 2}"
+
+
 def test_a_memory_of_which_most_has_changed_becomes_one_file(machine: StandIn, tmp_path: Path) -> None:
     for number in range(64):
         machine.write(number, number + 1)
@@ -296,7 +305,7 @@ def test_a_disk_that_does_not_take_the_pages_is_told(
 def test_a_disk_that_does_not_take_the_next_file_is_told_before(
     machine: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saving.qcow2, "write_overlay", fails_with(errno.ENOSPC))
+    monkeypatch.setattr(qcow2, "write_overlay", fails_with(errno.ENOSPC))
     with pytest.raises(OutOfSpace):
         save(machine)
     assert "QUIESCE" not in machine.asked

@@ -1,0 +1,88 @@
+"""The disk that a guest writes: QEMU writes one file, and another one after each checkpoint."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from worldfork.core.errors import SandboxError
+from worldfork.sandbox.microvm import qcow2
+from worldfork.sandbox.microvm.disks import DISK_BYTES, SCRATCH_TOP
+from worldfork.sandbox.microvm.manifest import DiskChain, DiskFile, Running
+from worldfork.sandbox.microvm.qmp import Qmp
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """The disk that a guest writes, as QEMU has it: a file on top that takes what is written."""
+
+    run: Path
+    running: Running
+    number: int
+    """Of checkpoints since the machine was restored."""
+    chains: tuple[DiskChain, ...]
+    """What QEMU has below what it will write next."""
+
+    @classmethod
+    async def find(cls, run: Path, running: Running, monitor: Qmp) -> Scratch:
+        """Ask QEMU which file it writes: whoever saved before may have died after it had written down another.
+
+        Raises:
+            SandboxDied, SandboxError: it does not say.
+        """
+        first = f"d{len(running.disks) - 1}"
+        named = re.compile(rf"{first}(?:n(\d+))?")
+        for row in await monitor.execute("query-block"):
+            found = named.fullmatch(str((row.get("inserted") or {}).get("node-name", "")))
+            if found is None:
+                continue
+            number = int(found.group(1) or 0)
+            names = [Path(file.path).name for file in running.disks[-1]]
+            if _file_name(number) not in names:
+                break
+            chain = running.disks[-1][names.index(_file_name(number)) :]
+            return cls(run, running, number, (*running.disks[:-1], chain))
+        raise SandboxError("the machine does not write the disk that is known of it", step="disk")
+
+    @property
+    def node(self) -> str:
+        """QEMU's name of what it writes."""
+        return self._node(self.number)
+
+    @property
+    def next_node(self) -> str:
+        """Its name of what it writes after the checkpoint."""
+        return self._node(self.number + 1)
+
+    def _node(self, number: int) -> str:
+        return f"d{len(self.running.disks) - 1}" + (f"n{number}" if number else "")
+
+    @property
+    def next(self) -> Path:
+        """The file of that."""
+        return self.run / _file_name(self.number + 1)
+
+    @property
+    def whole(self) -> Path:
+        """Where all that lies below that can be as one file."""
+        return self.run / f"{Path(SCRATCH_TOP).stem}.to{self.number}.qcow2"
+
+    def make_next(self) -> Path:
+        """Make the file that will be written after the checkpoint; one that is there was never used.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self.next.unlink(missing_ok=True)
+        qcow2.write_overlay(self.next, DISK_BYTES, "")
+        return self.next
+
+    def continued(self) -> Running:
+        """Return what is to be known of the machine after the checkpoint."""
+        chain = (DiskFile(str(self.next), "qcow2"), *self.chains[-1])
+        return replace(self.running, disks=(*self.chains[:-1], chain))
+
+
+def _file_name(number: int) -> str:
+    return SCRATCH_TOP if number == 0 else f"{Path(SCRATCH_TOP).stem}.{number}.qcow2"
