@@ -24,7 +24,6 @@ from worldfork.sandbox.microvm.machine import SavedBy
 from worldfork.sandbox.microvm.manifest import (
     STATE,
     DiskChain,
-    Running,
     Saved,
     digest_state,
     read_running,
