@@ -47,9 +47,10 @@ _DOUBT = "cgroups: nobody knows whose: "
 _PERMANENT_THREAD = re.compile(r"worldfork|asyncio_\d+$")
 """The library's own event loop and its workers live as long as the process."""
 _PERMANENT_FD = re.compile(
-    r"/db\.sqlite|/locks(/ow-|$)|memfd:wf-init|^anon_inode:\[event(poll|fd)\]$|^/dev/null$|^user:\["
+    r"/db\.sqlite|/locks(/ow-|$)|memfd:wf-init|memfd:worldfork-disk|^anon_inode:\[event(poll|fd)\]$|^/dev/null$|^user:\["
 )
-"""Open once per process: the database, the owner's lock, the program itself, an event loop, a range of ids."""
+"""Open once per process: the database, the owner's lock, the program itself, an empty disk, an event loop, a range of
+ids."""
 _PERMANENT_FD_LIMIT = 16
 
 

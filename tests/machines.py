@@ -9,6 +9,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from worldfork.sandbox.microvm import guest_image
 from worldfork.sandbox.microvm.machine import Accel, Boot, Disk, Machine, Restore, SavedBy, tsc_khz
 
 ANSWER_S = 60.0
@@ -123,6 +124,23 @@ def missing() -> str:
     """Return what this machine lacks for booting a guest; empty if nothing."""
     lacking = [name for name in ("qemu-system-x86_64", "gcc") if shutil.which(name) is None]
     return f"this machine has no {' and no '.join(lacking)}" if lacking else ""
+
+
+IMAGES = "WORLDFORK_TEST_IMAGES"
+"""Names a directory of guest images that runs of tests share: a kernel's download, the trial of KVM, templates."""
+
+
+def prepare_images(images: Path) -> Path:
+    """Return a directory of guest images that has a kernel, downloaded if this machine has none.
+
+    Args:
+        images: that of a home, unless `IMAGES` names another.
+    """
+    images = Path(os.environ.get(IMAGES) or images)
+    images.mkdir(parents=True, exist_ok=True)
+    if guest_image.find_kernel(images) is None:
+        guest_image.fetch_kernel(images)
+    return images
 
 
 def compile_init(directory: Path) -> bytes:

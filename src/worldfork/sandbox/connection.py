@@ -18,6 +18,8 @@ from worldfork.sandbox.transport import NAMESPACES, Call, Transport
 
 MAX_OUTPUT_BYTES: Final = 64 * 1024 * 1024
 """What `run` keeps of each stream unless told otherwise."""
+IN_MACHINE: Final = "machine"
+"""What the init of a virtual machine calls its sandbox: with its memory forked, it cannot know which one it is in."""
 _REAP_S: Final = 10.0
 """How long the tree of a cancelled command may take to die before its caller goes on."""
 _HELLO_S: Final = 10.0
@@ -70,7 +72,7 @@ class Connection(Transport):
                 remedy="use the version of Worldfork that started it, or start it again",
                 sandbox_id=self.sandbox_id,
             )
-        if name != self.sandbox_id:
+        if name not in (self.sandbox_id, IN_MACHINE):
             self._end(f"its socket now belongs to {name!r}")
             raise self.death()
 

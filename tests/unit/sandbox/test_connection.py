@@ -16,7 +16,7 @@ from tests.unit.sandbox.fake_init import SANDBOX_ID, FakeInit, connected, ending
 from worldfork.core.errors import ConfigError, FormatUnsupported, SandboxDied, SandboxError
 from worldfork.sandbox import wire
 from worldfork.sandbox.command import CommandSpec, Reason
-from worldfork.sandbox.connection import Connection
+from worldfork.sandbox.connection import IN_MACHINE, Connection
 
 TRUE = CommandSpec(("true",))
 
@@ -56,6 +56,18 @@ def test_a_greeting_that_is_none_is_a_dead_sandbox(first: bytes) -> None:
         run(opened(first, close=True))
     assert caught.value.sandbox_id == SANDBOX_ID  # type: ignore[attr-defined]
     assert caught.value.remedy
+
+
+def test_an_init_in_a_machine_need_not_know_its_sandbox() -> None:
+    async def test() -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.sendall(hello(sandbox_id=IN_MACHINE))
+            connection = await Connection.open(ours, sandbox_id=SANDBOX_ID)
+            connection.close()
+            assert connection.sandbox_id == SANDBOX_ID
+
+    run(test())
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 2, 3, 5, 11, 12, 13, 64, 1000])

@@ -157,6 +157,11 @@ def _looks(top: str) -> Iterator[bytes]:
         yield os.fsencode(here)
 
 
+def scratch_mib(disk_mb: int | None) -> int:
+    """Return the size of the file system for a disk limit."""
+    return _DEFAULT_SCRATCH_MIB if disk_mb is None else disk_mb
+
+
 def scratch_image(images: Path, disk_mb: int | None) -> Path:
     """Return an empty file system of the size of a disk limit, made on first use. Blocking.
 
@@ -164,7 +169,7 @@ def scratch_image(images: Path, disk_mb: int | None) -> Path:
         ConfigError: the limit is too small for a file system.
         DriverUnavailable: the program that makes one is not there, or fails.
     """
-    size_mib = _DEFAULT_SCRATCH_MIB if disk_mb is None else disk_mb
+    size_mib = scratch_mib(disk_mb)
     if not _SMALLEST_SCRATCH_MIB <= size_mib <= DISK_BYTES >> 20:
         raise ConfigError(
             f"the disk of a machine cannot have {size_mib} MiB",

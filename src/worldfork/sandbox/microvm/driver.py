@@ -21,7 +21,8 @@ from worldfork.sandbox.driver import Begun, Capabilities, Ground, Started, Start
 from worldfork.sandbox.microvm import inside, starting
 from worldfork.sandbox.microvm.connections import OutsideConnection, outside
 from worldfork.sandbox.microvm.control import control, reach
-from worldfork.sandbox.microvm.disks import chains_in, fresh_disks, write_top
+from worldfork.sandbox.microvm.costs import Costs, costs
+from worldfork.sandbox.microvm.disks import chains_in, fresh_disks, scratch_mib, write_top
 from worldfork.sandbox.microvm.exporting import copy_disk
 from worldfork.sandbox.microvm.host import Host, find_host
 from worldfork.sandbox.microvm.keep import Kept, put_down
@@ -172,7 +173,18 @@ class MicrovmDriver:
         del connection, idle
         run = Path(facts.run)
         below = read_running(run).below
-        return await copy_disk(run, inside.UPPER, target, facts.form, below=Path(below) if below else None)
+        return await copy_disk(
+            run,
+            inside.UPPER,
+            target,
+            facts.form,
+            below=Path(below) if below else None,
+            limit_bytes=scratch_mib(facts.limits.disk_mb) << 20,
+        )
+
+    async def costs(self, facts: SandboxFacts) -> Costs:
+        """Return what checkpoints of a running sandbox would take; see `costs.costs`."""
+        return await costs(Path(facts.run))
 
     async def save_memory(self, facts: SandboxFacts, target: Path, *, drop_outside: bool) -> MemorySaved:
         """Save a running sandbox with its memory; it goes on. See `saving.save_memory`."""
@@ -209,7 +221,9 @@ class MicrovmDriver:
         if not self.layout.limited:
             return []
         build = origin.saved.build
-        memory_mib = build.ram_bytes // _MIB + QEMU_MIB
+        # A page that nobody used before is granted twice: in the memory that all forks share, and, once it is written,
+        # for this one alone. The kernel counts both to who comes first.
+        memory_mib = 2 * build.ram_bytes // _MIB + QEMU_MIB
         limits = Limits(facts.limits.cpus, memory_mib, None, _QEMU_THREADS + build.vcpus)
         return self.layout.items(facts.sandbox_id, limits)
 
@@ -243,7 +257,7 @@ async def _enter(plan: StartPlan, generation: int) -> Connection:
             await starting.launch(run, plan)
         else:
             items = [("hostname", plan.hostname), *(("idfile", f"{path}\t{text}") for path, text in plan.identity)]
-            await starting.resume(guest, generation, ("id", plan.facts.sandbox_id), *items)
+            await starting.resume(guest, generation, *items)
     connection = await Connection.open(reach(run / "sock"), sandbox_id=plan.facts.sandbox_id)
     try:
         if plan.memory is not None:

@@ -15,6 +15,7 @@ from worldfork.core.errors import LaunchFailed, SandboxError
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox import wire as sandbox_wire
 from worldfork.sandbox.cgroups import CgroupLayout
+from worldfork.sandbox.connection import IN_MACHINE
 from worldfork.sandbox.driver import StartPlan
 from worldfork.sandbox.microvm import inside, qmp, wire
 from worldfork.sandbox.microvm.control import Control, exactly, open_stream
@@ -162,7 +163,7 @@ async def launch(run: Path, plan: StartPlan) -> None:
 
 def _launch_items(plan: StartPlan) -> Iterator[tuple[str, str]]:
     facts = plan.facts
-    yield "id", facts.sandbox_id
+    yield "id", IN_MACHINE
     yield "hostname", plan.hostname
     yield "run", inside.RUN
     yield "root", inside.RUN
