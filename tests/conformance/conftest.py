@@ -20,13 +20,34 @@ from tests.conformance.world import make_world
 from worldfork import Sandbox
 from worldfork.lineage.place import place
 from worldfork.sandbox.driver import Capabilities
+from worldfork.sandbox.microvm import guest_image
 
 DRIVERS = ("namespace", "microvm")
 """Every driver passes every test of this directory, but for what its capabilities exclude: see `differences`."""
 HERE = Path(__file__).resolve().parent
 NO_CGROUPS = "ignore:no cgroup of this host:RuntimeWarning"
-PATIENCE = {"namespace": 1, "microvm": 4}
-"""Multiplies the time limits of tests: a guest may be interpreted."""
+KEPT_IMAGES = "WORLDFORK_TEST_IMAGES"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast sandboxes are beside processes of this host: a guest may be interpreted."""
+
+    patience: float
+    """Multiplies the time limits of tests, and those in tests that something must come in before."""
+    share: float
+    """Of how often a test does again what one time shows too."""
+
+    def seconds(self, usual_s: float) -> float:
+        """Return a time limit."""
+        return usual_s * self.patience
+
+    def times(self, usual: int) -> int:
+        """Return how often."""
+        return max(1, int(usual * self.share))
+
+
+PACES = {"namespace": Pace(1, 1), "microvm": Pace(4, 0.1)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,7 +81,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         limit_s = mark.args[0] if mark else 60
         if at == 0:
             limit_s = max(limit_s, 240)  # the base is made once, by the first test
-        item.add_marker(pytest.mark.timeout(limit_s * PATIENCE[driver]), append=False)
+        item.add_marker(pytest.mark.timeout(PACES[driver].seconds(limit_s)), append=False)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -71,6 +92,7 @@ def driver(request: pytest.FixtureRequest, home: Path, tmp_path_factory: pytest.
         patch.setenv("WORLDFORK_DRIVER", name)
         if name == "microvm":
             _can_run_machines()
+            _give_kernel(home)
             patch.setenv("WORLDFORK_ALLOW_TCG", "1")
             if "WORLDFORK_BASE" not in os.environ:
                 patch.setenv("WORLDFORK_BASE", f"dir:{make_world(tmp_path_factory.mktemp('world') / 'root')}")
@@ -83,6 +105,29 @@ def _can_run_machines() -> None:
         pytest.fail(lacking, pytrace=False)
     if lacking:
         pytest.skip(lacking)
+
+
+def _give_kernel(home: Path) -> None:
+    """Lay a kernel for guests into a home; `WORLDFORK_TEST_IMAGES` names a directory that keeps one between runs."""
+    kept = os.environ.get(KEPT_IMAGES)
+    if kept:
+        (home / "images").symlink_to(kept)
+    if guest_image.find_kernel(home / "images") is None:
+        guest_image.fetch_kernel(home / "images")
+
+
+@pytest.fixture
+def fresh_home(fresh_home: Path, home: Path, driver: str) -> Path:
+    """An empty home, for this test alone, with the guest images of the others: they take long to make."""
+    if driver == "microvm":
+        (fresh_home / "images").symlink_to((home / "images").resolve())
+    return fresh_home
+
+
+@pytest.fixture(scope="session")
+def pace(driver: str) -> Pace:
+    """How fast this driver's sandboxes are."""
+    return PACES[driver]
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.conformance.conftest import Sandboxes
+from tests.conformance.conftest import Pace, Sandboxes
 from tests.conformance.inside import processes, python, shell, told, wait_for
 
 from worldfork import AsyncSandbox, CommandExitReason, ConfigError, Sandbox, SandboxError
@@ -44,22 +44,23 @@ def test_a_deadly_signal_is_a_result(box: Sandbox) -> None:
 
 
 @pytest.mark.behaviour("command-4")
-def test_check_turns_results_into_errors(box: Sandbox) -> None:
+def test_check_turns_results_into_errors(box: Sandbox, pace: Pace) -> None:
     with pytest.raises(CommandFailed) as failed:
         box.run("sh", ["-c", "echo out; exit 3"], check=True)
     assert (failed.value.result.exit_code, failed.value.result.stdout) == (3, "out\n")
     with pytest.raises(CommandTimeout) as late:
-        box.sh("echo out; sleep 60", timeout=0.2, check=True)
+        box.sh("echo out; sleep 60", timeout=pace.seconds(0.2), check=True)
     assert late.value.result.stdout == "out\n"
     assert isinstance(late.value, TimeoutError)
     assert box.run("true", check=True).ok
 
 
 @pytest.mark.behaviour("command-5")
-def test_a_time_limit_keeps_what_was_printed(box: Sandbox) -> None:
+def test_a_time_limit_keeps_what_was_printed(box: Sandbox, pace: Pace) -> None:
     began = time.monotonic()
-    result = box.run("sh", ["-c", "echo out; echo err >&2; sleep 60"], timeout=0.3)
-    assert 0.3 <= time.monotonic() - began < 10
+    limit_s = pace.seconds(0.3)
+    result = box.run("sh", ["-c", "echo out; echo err >&2; sleep 60"], timeout=limit_s)
+    assert limit_s <= time.monotonic() - began < 10
     assert (result.reason, result.timed_out, result.ok) == (CommandExitReason.TIMED_OUT, True, False)
     assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", -signal.SIGKILL)
     assert 0.2 <= result.wall_s < 10  # counted from its start, the limit from the call
@@ -78,14 +79,14 @@ ESCAPES = {
 
 @pytest.mark.behaviour("command-6")
 @pytest.mark.parametrize("way", ESCAPES)
-def test_a_time_limit_takes_the_whole_tree(box: Sandbox, way: str) -> None:
-    result = box.run("sh", ["-c", f"echo begun; {ESCAPES[way]}"], timeout=0.3)
+def test_a_time_limit_takes_the_whole_tree(box: Sandbox, way: str, pace: Pace) -> None:
+    result = box.run("sh", ["-c", f"echo begun; {ESCAPES[way]}"], timeout=pace.seconds(0.3))
     assert (result.reason, result.stdout) == (CommandExitReason.TIMED_OUT, "begun\n")
     assert processes(box) == 0
 
 
 @pytest.mark.behaviour("command-6")
-def test_a_tree_that_grows_while_it_is_killed_goes_whole(box: Sandbox) -> None:
+def test_a_tree_that_grows_while_it_is_killed_goes_whole(box: Sandbox, pace: Pace) -> None:
     program = (
         "import os, time\n"
         "while True:\n"
@@ -97,7 +98,7 @@ def test_a_tree_that_grows_while_it_is_killed_goes_whole(box: Sandbox) -> None:
         "    os.wait()\n"
         "    time.sleep(0.002)\n"
     )
-    result = box.run("python", ["-c", program], timeout=0.5)
+    result = box.run("python", ["-c", program], timeout=pace.seconds(0.5))
     assert result.reason is CommandExitReason.TIMED_OUT
     assert processes(box) == 0
 
@@ -263,8 +264,8 @@ def test_a_server_left_in_the_background_lives_on(box: Sandbox, way: str) -> Non
 
 
 @pytest.mark.behaviour("command-17")
-def test_two_thousand_commands_each_have_their_exit_code(box: Sandbox, driver: str) -> None:
-    for number in range(100):
+def test_two_thousand_commands_each_have_their_exit_code(box: Sandbox, driver: str, pace: Pace) -> None:
+    for number in range(pace.times(100)):
         assert box.run("sh", ["-c", f"exit {number % 256}"]).exit_code == number % 256
 
     async def test() -> None:
@@ -273,7 +274,7 @@ def test_two_thousand_commands_each_have_their_exit_code(box: Sandbox, driver: s
             async def one(number: int) -> Any:
                 return await many.run("true" if number % 2 else "false")
 
-            for start in range(0, 2000, 50):
+            for start in range(0, pace.times(2000), 50):
                 results = await asyncio.gather(*(one(number) for number in range(start, start + 50)))
                 assert [r.exit_code for r in results] == [1, 0] * 25
                 assert {r.reason for r in results} == {CommandExitReason.EXITED}
@@ -284,10 +285,10 @@ def test_two_thousand_commands_each_have_their_exit_code(box: Sandbox, driver: s
 
 
 @pytest.mark.behaviour("command-18")
-def test_a_thousand_orphans_leave_no_zombie(box: Sandbox) -> None:
+def test_a_thousand_orphans_leave_no_zombie(box: Sandbox, pace: Pace) -> None:
     program = (
         "import os\n"
-        "for _ in range(1000):\n"
+        f"for _ in range({pace.times(1000)}):\n"
         "    if os.fork() == 0:\n"
         "        if os.fork() == 0:\n"
         "            os._exit(0)\n"

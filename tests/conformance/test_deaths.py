@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from tests.conformance.conftest import Sandboxes
+from tests.conformance.conftest import Pace, Sandboxes
 
 from worldfork import Sandbox, SandboxError
 from worldfork.core.errors import OutOfSpace, SandboxDied
@@ -62,8 +62,8 @@ def test_one_that_its_last_checkpoint_ended_says_so(box: Sandbox) -> None:
 
 
 @pytest.mark.behaviour("death-2")
-def test_its_own_time_is_its_own_doing(sandboxes: Sandboxes) -> None:
-    box = sandboxes.create(timeout_secs=0.3)
+def test_its_own_time_is_its_own_doing(sandboxes: Sandboxes, pace: Pace) -> None:
+    box = sandboxes.create(timeout_secs=pace.seconds(0.3))
     with pytest.raises(SandboxError):
         box.run("sleep", ["30"])
     death = box.cause_of_death()

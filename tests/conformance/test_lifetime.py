@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.conformance.conftest import Elsewhere, Sandboxes, finish
+from tests.conformance.conftest import Elsewhere, Pace, Sandboxes, finish
 from tests.conformance.inside import processes, shell
 from tests.roots import make_small_root
 
@@ -173,9 +173,10 @@ def test_a_detached_one_outlives_its_owner(sandboxes: Sandboxes, elsewhere: Else
 
 
 @pytest.mark.behaviour("lifetime-6")
-def test_it_ends_after_its_time(sandboxes: Sandboxes) -> None:
-    box = sandboxes.create(timeout_secs=1.0)
-    assert box.info().timeout_secs == 1.0
+def test_it_ends_after_its_time(sandboxes: Sandboxes, pace: Pace) -> None:
+    limit_s = pace.seconds(1)
+    box = sandboxes.create(timeout_secs=limit_s)
+    assert box.info().timeout_secs == limit_s
     assert box.run("true").ok
     with pytest.raises(SandboxDied):
         box.run("sleep", ["30"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from tests.conformance.conftest import Pace
 from tests.conformance.inside import processes, python
 
 from worldfork import CommandExitReason, Sandbox
@@ -106,8 +107,8 @@ def test_the_cut_falls_between_characters(box: Sandbox) -> None:
 
 
 @pytest.mark.behaviour("output-7")
-def test_a_time_limit_and_endless_output_together(box: Sandbox) -> None:
-    result = box.sh("echo begin; yes", timeout=0.5, max_output_bytes=1000)
+def test_a_time_limit_and_endless_output_together(box: Sandbox, pace: Pace) -> None:
+    result = box.sh("echo begin; yes", timeout=pace.seconds(0.5), max_output_bytes=1000)
     assert result.reason is CommandExitReason.TIMED_OUT
     assert result.stdout.startswith("begin\ny\ny\n")
     assert result.stdout.endswith("y\n")

@@ -18,6 +18,7 @@ from tests.conformance.attack import (
     pids_inside,
     prisons,
 )
+from tests.conformance.conftest import Pace
 from tests.conformance.inside import processes, shell, wait_for
 
 from worldfork import CommandExitReason, Sandbox
@@ -191,9 +192,9 @@ def test_a_command_that_kills_its_supervisor_dies_with_it(prison: Factory) -> No
 
 @pytest.mark.behaviour("security-17")
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTSTP, signal.SIGTERM, signal.SIGINT, signal.SIGSEGV])
-def test_no_signal_to_a_supervisor_outlives_a_time_limit(cell: Sandbox, number: int) -> None:
+def test_no_signal_to_a_supervisor_outlives_a_time_limit(cell: Sandbox, number: int, pace: Pace) -> None:
     line = f"echo begun; kill -{int(number)} $PPID; while :; do kill -{int(number)} $PPID; sleep 0.01; done"
-    result = cell.run("sh", ["-c", line], timeout=0.5)
+    result = cell.run("sh", ["-c", line], timeout=pace.seconds(0.5))
     assert result.reason in (CommandExitReason.TIMED_OUT, CommandExitReason.SIGNALED)
     assert result.stdout == "begun\n"
     assert processes(cell) == 0
