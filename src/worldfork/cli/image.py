@@ -17,11 +17,15 @@ from worldfork.cli.sandboxes import AsJson, remove_each
 from worldfork.cli.shapes import when
 from worldfork.core.errors import ConfigError, Locked
 from worldfork.core.settings import Settings, load_settings
+from worldfork.records.sandbox import Limits
 from worldfork.sandbox.bases import dir_base
 from worldfork.sandbox.microvm import debian, guest_image, inside
 from worldfork.sandbox.microvm.accel import ALLOW_TCG, Decision, boot_under_kvm, decide, find_qemu
 from worldfork.sandbox.microvm.disks import TREES, tree_mark
+from worldfork.sandbox.microvm.driver import machine_size
 from worldfork.sandbox.microvm.guest_image import KernelFiles
+from worldfork.sandbox.microvm.host import find_host
+from worldfork.sandbox.microvm.template import ensure_template
 from worldfork.sandbox.microvm.trees import cached_image
 from worldfork.sandbox.program import program_path
 from worldfork.store.home import open_home
@@ -29,6 +33,7 @@ from worldfork.store.home import open_home
 image = typer.Typer(help="Make what virtual machines start from; list it, remove it.", no_args_is_help=True)
 
 _DEBIAN = "debian"
+_BOOT_S = 20
 _SHORTEST = 4
 _SHOWN = 12
 
@@ -102,7 +107,7 @@ def _wanted(source: str, kernel: Path | None, modules: Path | None, include: tup
 def _plan(images: Path, wanted: _Wanted) -> list[str]:
     """Return what is about to be done, as lines."""
     plan = guest_image.plan_image(images, wanted.kernel)
-    steps, seconds, disk_bytes = list(plan.steps), plan.seconds, plan.disk_bytes
+    steps, seconds, disk_bytes = list(plan.steps), plan.seconds + _BOOT_S, plan.disk_bytes
     if wanted.base is None:
         steps += debian.plan_debian(images)
         seconds += debian.SECONDS
@@ -110,13 +115,14 @@ def _plan(images: Path, wanted: _Wanted) -> list[str]:
         steps.append("write it as one read-only image (about 200 MB)")
     else:
         steps.append(f"write {wanted.base} as one read-only image, of about its own size; keep the directory as it is")
+    steps.append("try KVM; boot a machine once and keep its memory (80 MB), from which sandboxes start")
     head = f"About {seconds} s and at the most {human_bytes(disk_bytes)} of disk, less for what is there already:"
     return [head, *(f"  - {step}" for step in steps)]
 
 
 def _make(settings: Settings, images: Path, wanted: _Wanted, quiet: bool) -> dict[str, Any]:
     qemu = find_qemu()
-    with progress("kernel", total=4, quiet=quiet) as steps:
+    with progress("kernel", total=5, quiet=quiet) as steps:
         kernel = wanted.kernel and guest_image.choose_kernel(images, wanted.kernel)
         kernel = kernel or guest_image.find_kernel(images) or guest_image.fetch_kernel(images)
         guest = guest_image.build_image(images, kernel, program_path().read_bytes())
@@ -126,8 +132,12 @@ def _make(settings: Settings, images: Path, wanted: _Wanted, quiet: bool) -> dic
         root_image = cached_image(images / TREES, {inside.BASE_NAME: (tree_mark(path), path)})
         steps.advance("trying KVM")
         decision = decide(images, qemu, allow_tcg=True, attempt=lambda: boot_under_kvm(qemu, guest))
+        allowed = decision.accel == "kvm" or settings.allow_tcg
+        if allowed:
+            steps.advance("booting a machine")
+            host = find_host(images, allow_tcg=settings.allow_tcg)
+            ensure_template(images, host, *machine_size(Limits()))
         steps.advance()
-    allowed = decision.accel == "kvm" or settings.allow_tcg
     return {
         "image_id": guest.id,
         "kernel": guest.release,
@@ -145,7 +155,7 @@ def _make(settings: Settings, images: Path, wanted: _Wanted, quiet: bool) -> dic
 def _consent(decision: Decision) -> str:
     return (
         f"no machine runs under KVM here ({decision.reason}). Those that QEMU interprets are slow and no security "
-        f"boundary; set {ALLOW_TCG}=1 to allow them."
+        f"boundary; set {ALLOW_TCG}=1 to allow them. None was booted."
     )
 
 
