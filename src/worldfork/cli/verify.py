@@ -11,7 +11,7 @@ from worldfork.cli.printing import note, print_json, print_line, print_table, pr
 from worldfork.cli.sandboxes import AsJson
 from worldfork.core.errors import ConfigError
 from worldfork.testing.adapter import load_adapter
-from worldfork.testing.ours import name_of
+from worldfork.testing.ours import name_of, usual_patience
 from worldfork.testing.runner import chosen_checks, run_checks
 from worldfork.testing.table import COLUMNS, failed, row, shape, summary
 
@@ -19,17 +19,24 @@ from worldfork.testing.table import COLUMNS, failed, row, shape, summary
 @verb
 def verify(
     driver: Annotated[str, typer.Option(help="The driver whose forks are checked.")] = "namespace",
-    base: Annotated[str, typer.Option(help="What sandboxes start from: host, or dir:PATH.")] = "",
+    base: Annotated[
+        str, typer.Option(help="What sandboxes start from: host, or dir:PATH. Default: WORLDFORK_BASE.")
+    ] = "",
     adapter: Annotated[
         str | None, typer.Option(metavar="MODULE:OBJECT", help="Check another system, through this adapter.")
     ] = None,
     only: Annotated[str | None, typer.Option(help="Run these checks alone, such as 3,19.")] = None,
-    patience: Annotated[float, typer.Option(help="Multiplies the time limits, for slow systems.")] = 1.0,
+    patience: Annotated[
+        float | None,
+        typer.Option(help="Multiplies the time limits. Default: 1, and 4 for guests that QEMU interprets."),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Put forks through the numbered checks of docs/verify.md; end with 1 if one of them fails."""
     numbers = _numbers(only)
     named = adapter or name_of(driver, base)
+    if patience is None:
+        patience = 1.0 if adapter else usual_patience(driver, base)
     total = len(chosen_checks(numbers))
     with progress("checking", total=total, quiet=as_json) as steps:
         found = run_checks(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from worldfork.core.errors import ConfigError
+from worldfork.core.errors import DriverUnavailable
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.place import place
 from worldfork.records.snapshot import CheckpointType
@@ -13,6 +13,10 @@ from worldfork.sandbox.driver import Capabilities
 from worldfork.testing.adapter import Abilities, Order, Ran, Wanted
 
 OUTPUT_BYTES = 64 << 20
+HOOK = "/etc/worldfork/after-fork"
+"""What a fork with memory runs before it is handed out."""
+PATIENCE = 4.0
+"""For guests that QEMU interprets."""
 _SNAPSHOT = "sn-"
 
 
@@ -23,7 +27,12 @@ class OwnSandboxes:
         able = _capabilities(driver)
         self._options: dict[str, Any] = {"driver": driver, **({"base": base} if base else {})}
         self.abilities = Abilities(
-            memory=able.memory_checkpoint, network=False, detached=True, processes=True, limits=able.limits
+            memory=able.memory_checkpoint,
+            network=False,
+            detached=True,
+            processes=True,
+            limits=able.limits,
+            hook=HOOK if able.memory_checkpoint else "",
         )
         self._boxes: dict[str, AsyncSandbox] = {}
 
@@ -82,7 +91,25 @@ def name_of(driver: str, base: str = "") -> str:
     return f"{__name__}:of_driver:{driver}{'@' if base else ''}{base}"
 
 
+def usual_patience(driver: str, base: str = "") -> float:
+    """Return what time limits are multiplied by for a driver on this machine. Blocking, up to 10 s.
+
+    Raises:
+        DriverUnavailable: sandboxes of it cannot start here, with the remedy.
+    """
+    here = place()
+    if driver == here.driver.name:
+        return 1.0
+    from worldfork.sandbox.microvm.host import find_host
+
+    if (base or here.settings.base) == "host":
+        raise DriverUnavailable(
+            "virtual machines start from a root file system",
+            remedy="give --base dir:PATH; `worldfork image build --driver microvm --from debian` makes one",
+        )
+    host = find_host(here.home.images, allow_tcg=here.settings.allow_tcg)
+    return PATIENCE if host.decision.accel == "tcg" else 1.0
+
+
 def _capabilities(driver: str) -> Capabilities:
-    if driver != "namespace":
-        raise ConfigError(f"there is no driver {driver!r}", remedy="use namespace")
-    return place().driver.capabilities()
+    return place().driver_of(driver).capabilities()
