@@ -52,4 +52,4 @@ TESTS = {name: each.capability for each in DIFFERENCES for name in each.tests}
 def lacks(test: str, capabilities: Capabilities) -> str:
     """Return the capability that a test needs and a driver lacks; empty if there is none."""
     capability = TESTS.get(test, "")
-    return "" if not capability or getattr(capabilities, capability, True) else capability
+    return "" if not capability or getattr(capabilities, capability, capabilities.disk_on_host) else capability

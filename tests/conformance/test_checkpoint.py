@@ -12,6 +12,7 @@ from tests.conformance.conftest import Sandboxes
 from tests.conformance.inside import SLEEPER, processes, shell, wait_for
 
 from worldfork import CheckpointType, ConfigError, Sandbox, SandboxDied, SnapshotInfo, SnapshotStatus
+from worldfork.core.errors import NotCapturable
 from worldfork.lineage.place import place
 from worldfork.sandbox.driver import Capabilities
 
@@ -183,7 +184,7 @@ def test_a_snapshot_says_what_it_is(sandboxes: Sandboxes, box: Sandbox, base: st
 def test_memory_is_refused_where_it_cannot_be_stored(box: Sandbox, capabilities: Capabilities) -> None:
     if capabilities.memory_checkpoint:
         pytest.skip("this driver stores memory")
-    with pytest.raises(ConfigError):
+    with pytest.raises(NotCapturable):
         box.checkpoint(checkpoint_type=CheckpointType.MEMORY)
     assert box.run("true").ok
 

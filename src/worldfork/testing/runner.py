@@ -46,7 +46,7 @@ def chosen_checks(only: Iterable[int] = ()) -> tuple[Check, ...]:
     return tuple(CHECKS[number] for number in wanted)
 
 
-async def run_check(adapter: Adapter, check: Check, named: str = "") -> Finding:
+async def run_check(adapter: Adapter, check: Check, named: str = "", patience: float = 1.0) -> Finding:
     """Run one check with each kind of snapshot that it is about; what goes wrong, however, is its finding."""
     start_s = time.monotonic()
     outcome, detail = Outcome.PASS, ""
@@ -58,7 +58,7 @@ async def run_check(adapter: Adapter, check: Check, named: str = "") -> Finding:
         else:
             kinds = (True,) if "memory" in check.needs else (False, True) if abilities.memory else (False,)
             for memory in kinds:
-                outcome, said = await _attempt(Trial(adapter, named, memory=memory), check)
+                outcome, said = await _attempt(Trial(adapter, named, memory=memory, patience=patience), check)
                 if said:
                     detail = f"with memory: {said}" if memory and len(kinds) > 1 else said
                 if outcome is not Outcome.PASS:
@@ -142,7 +142,7 @@ def run_checks(
     blocked = ""
     try:
         for check in checks:
-            found = None if blocked else side.run(adapter, check, named)
+            found = None if blocked else side.run(adapter, check, named, patience)
             if found is None:
                 why = blocked or f"the adapter blocks the event loop: nothing after {_patience_s(check):.0f} s"
                 blocked = blocked or f"not run: the adapter blocks the event loop since check {check.number}"
@@ -172,9 +172,9 @@ class _Side:
         self._thread.start()
         ready.wait()
 
-    def run(self, adapter: Adapter, check: Check, named: str) -> Finding | None:
+    def run(self, adapter: Adapter, check: Check, named: str, patience: float) -> Finding | None:
         """Run a check to its end; None where it does not come back."""
-        future = asyncio.run_coroutine_threadsafe(run_check(adapter, check, named), self._loop)
+        future = asyncio.run_coroutine_threadsafe(run_check(adapter, check, named, patience), self._loop)
         try:
             return future.result(_patience_s(check))
         except TimeoutError:

@@ -21,9 +21,10 @@ DIRECTORY = "/var/tmp/fork-check"
 class Box:
     """One sandbox of the system under test."""
 
-    def __init__(self, adapter: Adapter, called: str) -> None:
+    def __init__(self, adapter: Adapter, called: str, patience: float = 1.0) -> None:
         self._adapter = adapter
         self.called = called
+        self._patience = patience
 
     async def run(self, argv: Sequence[str], stdin: bytes = b"", env: Mapping[str, str] | None = None) -> Ran:
         """Run a program, whatever it ends with."""
@@ -71,7 +72,7 @@ class Box:
         Raises:
             NotApplicable: it never comes, so nothing that was left in the background runs.
         """
-        end_s = time.monotonic() + wait_s
+        end_s = time.monotonic() + wait_s * self._patience
         while not await self.sh(f"test -e {shlex.quote(path)} && echo yes || true"):
             if time.monotonic() > end_s:
                 raise NotApplicable("what a command leaves in the background does not run on")
@@ -81,8 +82,9 @@ class Box:
 class Trial:
     """One run of one check with one kind of snapshot."""
 
-    def __init__(self, adapter: Adapter, named: str = "", *, memory: bool = False) -> None:
+    def __init__(self, adapter: Adapter, named: str = "", *, memory: bool = False, patience: float = 1.0) -> None:
         self.adapter = adapter
+        self._patience = patience
         self.named = named
         """What `load_adapter` finds the adapter by, in this process and in another; empty for nothing."""
         self.memory = memory
@@ -169,7 +171,7 @@ class Trial:
         # Two boxes under one name is what some checks look for; it is still ended once.
         if called not in self._alive:
             self._alive.append(called)
-        return Box(self.adapter, called)
+        return Box(self.adapter, called, self._patience)
 
 
 async def gather(*work: Any) -> list[Any]:
