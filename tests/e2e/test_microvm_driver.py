@@ -95,6 +95,13 @@ class World:
         }
         return StartPlan(facts=facts, ground=ground, lock=str(run_at / "lock"), **plan)
 
+    async def failing(self, plan: StartPlan) -> None:
+        """Start a sandbox that is expected to fail, and clear away its groups, as its owner does."""
+        try:
+            await self.driver.start(plan)
+        finally:
+            assert remove_groups(plan.facts.cgroups) == []
+
     @contextlib.asynccontextmanager
     async def started(self, plan: StartPlan) -> AsyncIterator[Started]:
         """Start a sandbox for the block; nothing of it is left after."""
@@ -285,7 +292,7 @@ def test_a_hook_runs_in_every_fork_and_its_failure_is_the_forks(world: World) ->
         async with world.started(fork) as started:
             assert await said(started.connection, "cat /told") == fork.facts.sandbox_id
         with pytest.raises(LaunchFailed) as caught:
-            await world.driver.start(world.plan(memory=bad))
+            await world.failing(world.plan(memory=bad))
         assert "no luck" in caught.value.message
         assert caught.value.remedy
 
@@ -347,7 +354,7 @@ def test_a_memory_that_is_not_as_it_was(saved: Path, world: World, damage: Damag
 
     async def work() -> None:
         with pytest.raises(error) as caught:
-            await world.driver.start(world.plan(memory=memory))
+            await world.failing(world.plan(memory=memory))
         assert getattr(caught.value, "remedy", "")
 
     run(work())
@@ -427,8 +434,11 @@ def test_a_start_that_is_cancelled_leaves_nothing(world: World, after_s: float) 
         # No event tells of a moment half-way; wherever it is cancelled, nothing may be left.
         await asyncio.sleep(after_s)
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+        try:
             started = await task
+        except asyncio.CancelledError:
+            assert remove_groups(plan.facts.cgroups) == []
+        else:
             await end(started, plan)
 
     run(work())

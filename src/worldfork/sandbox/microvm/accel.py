@@ -145,37 +145,15 @@ def boot_under_kvm(qemu: Qemu, image: GuestImage, limit_s: float = _TRIAL_S) -> 
     timeout = shutil.which("timeout")
     if timeout is None:
         return "there is no timeout(1) to end a trial with"
-    ram = new_ram(_TRIAL_MIB << 20)
     mine, agent = socket.socketpair()
     with mine, agent, socket.socket(socket.AF_UNIX) as orders:
+        orders.bind("")  # a name that the kernel makes up: nobody is to give orders
+        orders.listen(1)
         try:
-            orders.bind("")  # a name that the kernel makes up: nobody is to give orders
-            orders.listen(1)
-            machine = Machine(
-                accel="kvm",
-                memory_mib=_TRIAL_MIB,
-                vcpus=1,
-                ram_fd=ram,
-                share_ram=True,
-                qmp_fd=orders.fileno(),
-                agent_fd=agent.fileno(),
-                start=Boot(str(image.kernel), str(image.initrd)),
-                program=qemu.program,
-            )
             # Ends the guest even where this process is killed meanwhile.
-            argv = [timeout, "-k", "1", str(limit_s + 2), *machine.arguments()]
-            process = subprocess.Popen(
-                argv,
-                pass_fds=machine.descriptors(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+            process = _start_trial([timeout, "-k", "1", str(limit_s + 2)], qemu, image, orders.fileno(), agent.fileno())
         except OSError as error:
             return f"QEMU could not be started: {error.strerror}"
-        finally:
-            os.close(ram)
         agent.close()
         mine.settimeout(limit_s)
         try:
@@ -193,6 +171,34 @@ def boot_under_kvm(qemu: Qemu, image: GuestImage, limit_s: float = _TRIAL_S) -> 
             process.terminate()
             words = process.communicate()[1].decode(errors="replace").strip()
     return f"{reason}: {words.rpartition(chr(10))[2][:_WORDS]}" if words else reason
+
+
+def _start_trial(
+    before: list[str], qemu: Qemu, image: GuestImage, orders_fd: int, agent_fd: int
+) -> subprocess.Popen[bytes]:
+    ram = new_ram(_TRIAL_MIB << 20)
+    try:
+        machine = Machine(
+            accel="kvm",
+            memory_mib=_TRIAL_MIB,
+            vcpus=1,
+            ram_fd=ram,
+            share_ram=True,
+            qmp_fd=orders_fd,
+            agent_fd=agent_fd,
+            start=Boot(str(image.kernel), str(image.initrd)),
+            program=qemu.program,
+        )
+        return subprocess.Popen(
+            [*before, *machine.arguments()],
+            pass_fds=machine.descriptors(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    finally:
+        os.close(ram)
 
 
 def _trial(qemu: Qemu, failure: str) -> Trial:
