@@ -180,10 +180,13 @@ def df(
         return
     if verbose:
         rows = [
-            (one.snapshot_id, *map(human_bytes, (one.logical_bytes, one.stored_bytes, one.own_bytes)))
+            (
+                one.snapshot_id,
+                *map(human_bytes, (one.logical_bytes, one.stored_bytes, one.own_bytes, one.memory_bytes)),
+            )
             for one in found.snapshots
         ]
-        print_table(("snapshot", "logical", "stored", "its own"), rows)
+        print_table(("snapshot", "logical", "stored", "its own", "memory"), rows)
         print_line()
     print_table(("", "size", ""), _usage_rows(found, **limits))
     if found.unmeasured_layers:
@@ -199,12 +202,13 @@ def _usage_rows(found: Usage, reserve_bytes: int, quota_bytes: int) -> list[tupl
         ("stored", found.stored_bytes, f"{_count(found.layers, 'layer')} in use, each once"),
         ("shared", found.shared_bytes, "of it, used by more than one snapshot"),
         ("held", found.held_bytes, "of it, used by live sandboxes alone"),
+        ("memory", found.memory_bytes, "of snapshots with memory, each file once; not in stored"),
         ("reclaimable", waste.total_bytes, "unused layers, trash, drafts of the dead: `worldfork prune`"),
         ("ballast", found.ballast_bytes, "kept back so that deletion works on a full disk"),
         ("free", found.free_bytes, f"on this disk; sandboxes leave {human_bytes(reserve_bytes)} of it"),
     ]
     if quota_bytes:
-        rows.append(("quota", quota_bytes, "for stored; WORLDFORK_QUOTA_BYTES"))
+        rows.append(("quota", quota_bytes, "for stored and memory; WORLDFORK_QUOTA_BYTES"))
     return [(what, human_bytes(size_bytes), why) for what, size_bytes, why in rows]
 
 

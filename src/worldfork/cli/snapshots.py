@@ -60,6 +60,7 @@ def checkpoint(
     if explain:
         _explain(sandbox_id, as_json)
         return
+    more: dict[str, Any] = {"checkpoint_type": CheckpointType.MEMORY, "outside": outside} if memory else {}
     with progress("checkpointing", quiet=as_json):
         info = Sandbox.connect(sandbox_id).checkpoint(
             stop=stop,
@@ -68,8 +69,7 @@ def checkpoint(
             timeout=timeout,
             wait_until="completed" if durable else "local_ready",
             verify=verify,
-            checkpoint_type=CheckpointType.MEMORY if memory else CheckpointType.FILESYSTEM,
-            outside=outside,
+            **more,
         )
     for warning in info.warnings:
         note(f"worldfork: {warning}")
@@ -94,6 +94,10 @@ def _explain(sandbox_id: str, as_json: bool) -> None:
             ("memory", human_bytes(costs.memory_bytes), shared, _stands_still(costs.memory_pause_s), "disk, processes")
         )
     print_table(("kind", "adds", "shares", "pause", "holds"), rows)
+
+
+def _of_memory(memory: bool, outside: str) -> dict[str, Any]:
+    return {"memory": True, "outside": outside} if memory else {}
 
 
 def _stands_still(pause_s: float) -> str:
@@ -185,7 +189,7 @@ def fork(
     """Make sandboxes that share one state and go on after this command, and print their ids."""
     options: dict[str, Any] = {"seeds": seed or None, "max_concurrency": concurrency, "detached": True}
     with progress(f"forking {count}", quiet=as_json):
-        results = _fork(source, count, options, {"memory": memory, "outside": outside})
+        results = _fork(source, count, options, _of_memory(memory, outside))
     if as_json:
         print_json([_shape(result) for result in results])
     for result in results:

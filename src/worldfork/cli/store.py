@@ -101,6 +101,7 @@ def _show_report(report: CheckReport) -> None:
         ("  sealed", report.sealed),
         ("  not sealed yet", report.unsealed),
         ("  being made or removed", report.moving + report.gone),
+        ("memories", report.memories),
         ("paths", report.entries),
         ("content", content),
     ]

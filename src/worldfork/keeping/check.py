@@ -12,6 +12,7 @@ from collections.abc import Callable
 from worldfork.core.errors import Corrupt, NotFound, OutOfSpace, StoreError
 from worldfork.keeping.findings import LAYER, CheckReport, Finding
 from worldfork.keeping.layer_check import check_layer
+from worldfork.keeping.memory_check import check_memories
 from worldfork.keeping.metadata import LayerRow, check_metadata, some
 from worldfork.store.failures import typed
 from worldfork.store.store import Store
@@ -45,6 +46,7 @@ def check(store: Store, read_data: bool = False, *, step: Callable[[str], None] 
             if step is not None:
                 step(layer_id)
             _settled(store, report, layer_id, row, read_data)
+    check_memories(store, report, read_data)
     if torn:
         report.notes.append(f"layers/: {len(torn)} of before the machine went down, unused: {some(torn)}")
     _strays(store, report)
@@ -102,6 +104,12 @@ def _strays(store: Store, report: CheckReport) -> None:
         boots = [name for name in os.listdir(home.tmp.parent) if name != store.boot_id]
     with store.database.read() as db:
         known = {row[0] for row in db.execute("SELECT layer_id FROM layers")}
-    for place, names in (("layers", sorted(set(layers) - known)), ("trash", sorted(trash)), ("tmp", sorted(boots))):
+    strays = [path.name for path in store.stray_memories()]
+    for place, names in (
+        ("memory", strays),
+        ("layers", sorted(set(layers) - known)),
+        ("trash", sorted(trash)),
+        ("tmp", sorted(boots)),
+    ):
         if names:
             report.notes.append(f"{place}/: {len(names)} that nothing uses any more: {some(names)}")

@@ -51,6 +51,8 @@ class CheckReport:
     """Layers that are being made or removed. They are in nobody's hands yet, or no longer."""
     gone: int = 0
     """Layers that were removed while the check ran."""
+    memories: int = 0
+    """Snapshots that have memory, whose files were compared with what they were when they were brought to disk."""
     entries: int = 0
     """Paths that were compared."""
     read_bytes: int = 0
@@ -106,6 +108,7 @@ class CheckReport:
             "unsealed": self.unsealed,
             "moving": self.moving,
             "gone": self.gone,
+            "memories": self.memories,
             "entries": self.entries,
             "read_bytes": self.read_bytes,
             "findings_total": self.total,

@@ -133,16 +133,26 @@ _CANDIDATES = (
 _PARENTS_AFTER = (
     "SELECT number, snapshot_id, json_extract(record, '$.parent_id') FROM snapshots WHERE number > ? ORDER BY number"
 )
+_RESTING = (
+    "SELECT snapshot_id, json_extract(record, '$.facts.suspended.sandbox_id') AS resting FROM snapshots"
+    " WHERE instr(record, '\"suspended\":') > 0 AND resting IS NOT NULL"
+    " AND snapshot_id IN (SELECT value FROM json_each(?))"
+)
 _LAYERS = "SELECT snapshot_id, json_extract(record, '$.layers') FROM snapshots ORDER BY number"
 
 
 def living_users(store: Store, db: sqlite3.Connection, snapshot_ids: Iterable[str]) -> dict[str, list[str]]:
-    """Return which of these snapshots living sandboxes use, and who they are, within a transaction."""
+    """Return which of these snapshots living sandboxes use, or suspended ones rest in, and who they are.
+
+    Within a transaction.
+    """
     asked = json.dumps(list(snapshot_ids))
     rows = db.execute(
         "SELECT DISTINCT snapshot_id FROM holders WHERE snapshot_id IN (SELECT value FROM json_each(?))", (asked,)
     ).fetchall()
     users = {row[0]: store._living(db, "snapshot_id = ?", row) for row in rows}
+    for snapshot_id, sandbox_id in db.execute(_RESTING, (asked,)):
+        users.setdefault(snapshot_id, []).append(sandbox_id)
     return {snapshot_id: sandboxes for snapshot_id, sandboxes in users.items() if sandboxes}
 
 

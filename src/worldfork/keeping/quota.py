@@ -1,4 +1,4 @@
-"""Keeping what the layers take within a quota: throw-away snapshots go, and nothing else ever does."""
+"""Keeping what layers and memory take within a quota: throw-away snapshots go, and nothing else ever does."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class QuotaReport:
 
 
 def over_quota(store: Store, quota_bytes: int) -> int:
-    """Return by how many bytes the layers exceed the quota: 0 if they do not, or there is none (0).
+    """Return by how many bytes layers and memory exceed the quota: 0 if they do not, or there is none (0).
 
     For the path of a checkpoint: what was within the quota is taken to be so for a second, since adding up ten thousand
     layers takes longer than a checkpoint. Layers count once they have been measured, which sealing them does.
@@ -52,13 +52,13 @@ def over_quota(store: Store, quota_bytes: int) -> int:
     if now_s - added_up_s >= _FRESH_S or stored_bytes > quota_bytes:
         with store.database.read() as db:
             row = db.execute(f"SELECT ifnull(sum(stored_bytes), 0) FROM layers WHERE {_SETTLED}").fetchone()
-        stored_bytes = int(row[0])
+        stored_bytes = int(row[0]) + sum(store.memory_bytes().values())
         _known[store] = (now_s, stored_bytes)
     return max(0, stored_bytes - quota_bytes)
 
 
 def enforce_quota(store: Store, quota_bytes: int) -> QuotaReport:
-    """Where the layers exceed the quota, remove unused ones, and then throw-away snapshots, the oldest first.
+    """Where layers and memory exceed the quota, remove unused ones, and then throw-away snapshots, the oldest first.
 
     Those with a name or a living sandbox stay, as do all of another level. Measures layers, so it takes long. Safe
     beside any number of writers, and to be killed at any instant.
@@ -79,7 +79,7 @@ def enforce_quota(store: Store, quota_bytes: int) -> QuotaReport:
         report.over_bytes = _over(store, quota_bytes, measured)
     if report.over_bytes:
         with store.database.view() as db:
-            going = _going(store, db, _sizes(db, measured), report.over_bytes)
+            going = _going(store, db, _sizes(db, measured), report.over_bytes, store.memory_bytes())
         fault("quota:planned")
         done = delete_all(store, going, _named_since)
         report.deleted = done.deleted
@@ -102,7 +102,8 @@ def _sizes(db: sqlite3.Connection, measured: Mapping[str, Size]) -> dict[str, in
 
 def _over(store: Store, quota_bytes: int, measured: Mapping[str, Size]) -> int:
     with store.database.read() as db:
-        return max(0, sum(_sizes(db, measured).values()) - quota_bytes)
+        layers_bytes = sum(_sizes(db, measured).values())
+    return max(0, layers_bytes + sum(store.memory_bytes().values()) - quota_bytes)
 
 
 def _collect(store: Store, report: QuotaReport) -> None:
@@ -119,8 +120,21 @@ def _named_since(db: sqlite3.Connection, snapshot_ids: Sequence[str]) -> dict[st
     return {snapshot_id: f"named {names[0]}" for snapshot_id, names in named_among(db, snapshot_ids).items()}
 
 
-def _going(store: Store, db: sqlite3.Connection, sizes: Mapping[str, int], wanted_bytes: int) -> list[str]:
-    """Return the fewest of the oldest throw-away snapshots that free so much, or all that free anything."""
+def _going(
+    store: Store,
+    db: sqlite3.Connection,
+    sizes: Mapping[str, int],
+    wanted_bytes: int,
+    memories: Mapping[str, int],
+) -> list[str]:
+    """Return the fewest of the oldest throw-away snapshots that free so much, or all that free anything.
+
+    Args:
+        store, db: at one moment.
+        sizes: of layers, by id.
+        wanted_bytes: to be freed.
+        memories: what the memory of a snapshot takes, by its id.
+    """
     rows = db.execute(
         "SELECT snapshot_id FROM snapshots WHERE level = ? AND snapshot_id NOT IN (SELECT snapshot_id FROM names)",
         (SnapshotLevel.VOLATILE.value,),
@@ -144,9 +158,10 @@ def _going(store: Store, db: sqlite3.Connection, sizes: Mapping[str, int], wante
     for snapshot_id, layers in stacks.items():
         if freed_bytes >= wanted_bytes:
             break
-        if others.issuperset(layers):
+        if others.issuperset(layers) and not memories.get(snapshot_id):
             continue  # all that it has stays anyway
         users.subtract(layers)
+        freed_bytes += memories.get(snapshot_id, 0)
         freed_bytes += sum(sizes.get(layer_id, 0) for layer_id in layers if users[layer_id] == 0)
         going.append(snapshot_id)
     return going

@@ -44,6 +44,8 @@ class SnapshotUsage:
     own_bytes: int
     """What of that no other snapshot shares."""
     unmeasured_layers: int
+    memory_bytes: int = 0
+    """What its memory takes on disk that no earlier snapshot has; in none of the figures above."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,13 @@ class Reclaimable:
     """On its way out already."""
     dead_draft_bytes: int
     """Of layers whose maker died or stands still."""
+    memory_bytes: int = 0
+    """Of memory whose snapshot is gone, or was never published."""
 
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        return self.unused_bytes + self.trash_bytes + self.dead_draft_bytes
+        return self.unused_bytes + self.trash_bytes + self.dead_draft_bytes + self.memory_bytes
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ class Usage:
     """Kept back by the store so that deletion works on a full disk."""
     free_bytes: int
     """Free on the disk of the layers, for whoever this process is."""
+    memory_bytes: int = 0
+    """What the memory of snapshots takes on disk, files of several counted once; not in `stored_bytes`."""
 
 
 def usage(store: Store, *, measure: bool = False) -> Usage:
@@ -108,8 +114,12 @@ def usage(store: Store, *, measure: bool = False) -> Usage:
         status = os.statvfs(store.home.layers)
     stored = {layer_id: size.stored_bytes for layer_id, size in found.sizes.items()}
     used = found.counts.keys() | (found.held & stored.keys())
+    memories = store.memory_bytes()
+    strays = [path.name for path in store.stray_memories()]
     return Usage(
-        snapshots=tuple(found.shares(stored)),
+        snapshots=tuple(
+            dataclasses.replace(one, memory_bytes=memories.get(one.snapshot_id, 0)) for one in found.shares(stored)
+        ),
         layers=len(used),
         logical_bytes=sum(share.logical_bytes for share in found.snapshots),
         stored_bytes=sum(stored.get(layer_id, 0) for layer_id in used),
@@ -119,7 +129,9 @@ def usage(store: Store, *, measure: bool = False) -> Usage:
             unused_bytes=sum(size for layer_id, size in stored.items() if layer_id not in used),
             trash_bytes=_stored_bytes(store.home.trash),
             dead_draft_bytes=dead_draft_bytes,
+            memory_bytes=sum(_stored_bytes(store.home.memory / name) for name in strays),
         ),
+        memory_bytes=sum(size for name, size in memories.items() if name not in strays),
         unmeasured_layers=found.unmeasured_layers,
         ballast_bytes=_stored_bytes(store.home.scratch / "ballast"),
         free_bytes=status.f_bavail * status.f_frsize,

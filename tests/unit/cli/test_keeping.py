@@ -74,7 +74,7 @@ def test_snapshots_are_listed_newest_first(store: Store, add: Add, invoke: Invok
     store.make_durable(old.snapshot_id)
     lines = invoke("snapshots").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["snapshot", new.snapshot_id, old.snapshot_id]
-    assert lines[1].split()[1:7] == ["best", "first", "ready", "volatile", "1", "2.0"]
+    assert lines[1].split()[1:8] == ["best", "first", "ready", "volatile", "filesystem", "1", "2.0"]
     assert lines[2].split()[1:5] == ["-", "-", "durable", "local"]
     assert invoke("snapshots", "-q").stdout == f"{new.snapshot_id}\n{old.snapshot_id}\n"
     facts = json.loads(invoke("snapshots", "--json").stdout)[0]

@@ -14,13 +14,13 @@ Library = type[played.PlayedSandbox]
 def test_create_passes_on_only_what_was_given(library: Library, invoke: Invoke) -> None:
     result = invoke("create")
     assert (result.exit_code, result.stdout) == (0, "sb-new\n")
-    assert library.calls[0] == ("create", {"detached": True, "base": "host"})
+    assert library.calls[0] == ("create", {"detached": True})
     assert ("close", "sb-new") in library.calls
 
 
 def test_create_takes_every_option(library: Library, invoke: Invoke) -> None:
     line = "create --base dir:/srv/root --network none --name box --cpus 1.5 --memory-mb 512 --disk-mb 100 --pids 64"
-    line += " --timeout 60 -e A=1 -e B=x=y -u 1000:1000 -w /tmp --seed 7"
+    line += " --timeout 60 -e A=1 -e B=x=y -u 1000:1000 -w /tmp --seed 7 --driver microvm"
     assert invoke(*line.split()).exit_code == 0
     assert library.calls[0] == (
         "create",
@@ -28,6 +28,7 @@ def test_create_takes_every_option(library: Library, invoke: Invoke) -> None:
             "detached": True,
             "base": "dir:/srv/root",
             "network": "none",
+            "driver": "microvm",
             "name": "box",
             "cpus": 1.5,
             "memory_mb": 512,
