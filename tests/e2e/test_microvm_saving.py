@@ -164,7 +164,7 @@ rm -r /usr/again; mkdir /usr/again; echo new > /usr/again/other
 rm /usr/gone; chmod 700 /usr/mode
 chmod 751 /
 """
-LISTING = "cd /; ls -laRn --time-style=+%s.%N {}; cat /workspace/new/file | wc -c; tail -c 4 /workspace/new/sparse"
+LISTING = "cd /; ls -lARn --time-style=+%s.%N {}; cat /workspace/new/file | wc -c; tail -c 4 /workspace/new/sparse"
 
 
 def listing(text: str) -> str:
@@ -178,7 +178,7 @@ def test_what_a_machine_wrote_is_a_layer_that_shows_the_same(world: World, tmp_p
     (below / "usr" / "tree" / "in" / "it").write_text("of the layer below")
     (below / "usr" / "gone").touch()
     layer = tmp_path / "layer"
-    where = "/usr/moved /usr/again /usr/mode /usr/tree /usr/gone /workspace /etc"
+    where = "/usr /workspace /etc"
 
     async def work() -> None:
         plan = world.plan(layers=(below,))
