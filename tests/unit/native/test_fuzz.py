@@ -20,13 +20,13 @@ def compiled(name: str, directory: Path) -> Path:
         pytest.skip("no C compiler")
     out = directory / name
     line = [compiler, "-std=gnu11", "-O1", "-g", "-o", str(out), str(NATIVE / "tests" / f"{name}.c")]
-    line += [str(NATIVE / source) for source in ("frame.c", "mux.c", "mux_stream.c")]
+    line += [str(NATIVE / source) for source in ("frame.c", "mux.c", "mux_stream.c", "guest_body.c")]
     if subprocess.run([*line, *SANITIZE], capture_output=True, check=False).returncode:
         subprocess.run(line, check=True)
     return out
 
 
-@pytest.mark.parametrize("name", ["fuzz_frame", "fuzz_exec", "fuzz_mux"])
+@pytest.mark.parametrize("name", ["fuzz_frame", "fuzz_exec", "fuzz_mux", "fuzz_body"])
 @pytest.mark.parametrize("seed", ["1", "20000001"])
 def test_broken_bytes_never_break_a_decoder(name: str, seed: str, tmp_path: Path) -> None:
     program = compiled(name, tmp_path)
