@@ -25,6 +25,7 @@ from worldfork.sandbox.microvm.disks import TREES, tree_mark
 from worldfork.sandbox.microvm.driver import machine_size
 from worldfork.sandbox.microvm.guest_image import KernelFiles
 from worldfork.sandbox.microvm.host import find_host
+from worldfork.sandbox.microvm.packages import check_name
 from worldfork.sandbox.microvm.template import ensure_template
 from worldfork.sandbox.microvm.trees import cached_image
 from worldfork.sandbox.program import program_path
@@ -95,7 +96,7 @@ def _wanted(source: str, kernel: Path | None, modules: Path | None, include: tup
         raise ConfigError("--modules belongs to a --kernel, and there is none", remedy="give --kernel VMLINUZ")
     found = None if kernel is None else guest_image.named_kernel(kernel, modules)
     if source == _DEBIAN:
-        return _Wanted(None, found, include)
+        return _Wanted(None, found, tuple(check_name(name) for name in include))
     kind, _, path = source.partition(":")
     if kind != "dir" or not path:
         raise ConfigError(f"--from {source!r} is neither debian nor dir:PATH", remedy="give one of them")
