@@ -18,6 +18,7 @@ from tests import machines
 from tests.roots import make_small_root
 
 from worldfork.core.errors import (
+    ConfigError,
     Corrupt,
     DriverUnavailable,
     LaunchFailed,
@@ -77,7 +78,7 @@ class World:
         sandbox_id = new_id("sb")
         run_at = self.top / sandbox_id
         run_at.mkdir(mode=0o700)
-        of_facts = {name: more.pop(name) for name in ("limits", "detached", "timeout_s") if name in more}
+        of_facts = {name: more.pop(name) for name in ("limits", "detached", "timeout_s", "network") if name in more}
         stack = (*layers, self.layer)
         facts = SandboxFacts(
             sandbox_id=sandbox_id, name=sandbox_id, run=str(run_at), form="trusted", driver="microvm", base=self.base,
@@ -440,6 +441,49 @@ def test_a_start_that_is_cancelled_leaves_nothing(world: World, after_s: float) 
             assert remove_groups(plan.facts.cgroups) == []
         else:
             await end(started, plan)
+
+    run(work())
+
+
+def test_the_hosts_network_reaches_a_machine_that_asks_for_it(world: World, tmp_path: Path) -> None:
+    (tmp_path / "certificate").write_text("trusted")
+    identity = (("/etc/resolv.conf", "search here\nnameserver 127.0.0.53\n"),)
+    plan = world.plan(
+        network="host", identity=identity, binds=((str(tmp_path / "certificate"), "/dev/.worldfork/host-0"),)
+    )
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello " + await reader.readline())
+        writer.close()
+
+    async def work() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            ask = f"exec 3<>/dev/tcp/10.0.2.2/{port}; echo {{}} >&3; cat <&3"
+            async with world.started(plan) as started:
+                assert await bash(started.connection, ask.format("guest")) == "hello guest"
+                assert await said(started.connection, "cat /etc/resolv.conf") == "nameserver 10.0.2.3\nsearch here"
+                assert await said(started.connection, "cat /dev/.worldfork/host-0") == "trusted"
+                memory = await save(world, plan, "memory")
+            alone = world.plan(memory=memory)
+            async with world.started(alone) as started:
+                refused = await sh(started.connection, f"timeout 10 bash -c '{ask.format('fork')}'")
+                assert not refused.ok
+                again = await save(world, alone, "again")
+            async with world.started(world.plan(memory=again, network="host", identity=identity)) as started:
+                assert await bash(started.connection, ask.format("third")) == "hello third"
+
+    run(work())
+
+
+async def bash(connection: Connection, text: str) -> str:
+    return (await connection.run(CommandSpec(("bash", "-c", text), env=_PATH, timeout_s=60))).check().stdout.strip()
+
+
+def test_a_memory_without_a_network_gets_none(world: World, saved: Path) -> None:
+    async def work() -> None:
+        with pytest.raises(ConfigError):
+            await world.failing(world.plan(memory=saved, network="host"))
 
     run(work())
 

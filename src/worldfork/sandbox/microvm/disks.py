@@ -29,6 +29,9 @@ SCRATCH_TOP: Final = "scratch.qcow2"
 """In the run directory: what the guest writes."""
 TREES: Final = "trees"
 POINTS_NAME: Final = "p"
+FILES_NAME: Final = "h"
+_COPIES: Final = "host-files"
+"""In the run directory."""
 _SCRATCHES: Final = "scratch"
 _DEFAULT_SCRATCH_MIB: Final = 64 << 10
 _SMALLEST_SCRATCH_MIB: Final = 8
@@ -37,37 +40,73 @@ _MKFS_S: Final = 120.0
 _DESCRIPTORS_LIMIT: Final = 40
 """Files of all disks together: QEMU gets each as a descriptor from 20 to 63."""
 
-_marks: dict[str, tuple[tuple[int, int, int], str]] = {}
 _empty: int | None = None
 _lock = threading.Lock()
 
 
 def short_names(plan: StartPlan) -> dict[str, tuple[str, Path]]:
-    """Return the trees of the second disk: short name -> (id, directory). Blocking where a tree has no id of its own.
+    """Return the trees of the second disk: short name -> (id, directory). Blocking.
 
-    The layers are "0", "1", ..., the topmost first; the places to mount on "p"; shown trees "m0", "m1x0", "m1x1", ...
+    The layers are "0", "1", ..., the topmost first; the places to mount on "p"; shown trees "m0", "m1x0", "m1x1", ...;
+    directories of the host that come with its network "h0", "h1", ..., and files of that kind together "h".
     """
     names = {
         str(number): (layer, Path(path))
         for number, (layer, path) in enumerate(zip(plan.layer_ids, plan.ground.layers, strict=False))
     }
-    for path in plan.ground.layers[len(plan.layer_ids) :]:
-        if path != plan.facts.base.path:
-            names[POINTS_NAME] = (_points_mark(path), Path(path))
+    if points := points_of(plan):
+        names[POINTS_NAME] = (_points_mark(points), Path(points))
     for number, tree in enumerate(plan.shown):
         if not tree.layers:
             names[f"m{number}"] = (tree_mark(Path(tree.path)), Path(tree.path))
         for place, layer in enumerate(tree.layers):
             # A layer's path has its id, and what lies there never changes.
             names[f"m{number}x{place}"] = (layer, Path(layer))
+    files = [source for source, _ in plan.binds if not os.path.isdir(source)]
+    if files:
+        copies = _copies(Path(plan.facts.run) / _COPIES, files)
+        names[FILES_NAME] = (content_id(*(path.read_bytes() for path in sorted(copies.iterdir()))), copies)
+    for number, (source, _) in enumerate(plan.binds):
+        if source not in files:
+            names[f"h{number}"] = (tree_mark(Path(source)), Path(source))
     return names
 
 
-def shown_paths(tree: ShownTree, number: int, top: str) -> tuple[str, ...]:
-    """Return where a guest finds the directories of a shown tree, below the second disk's place."""
+def has_trees(plan: StartPlan) -> bool:
+    """Whether there is anything on the second disk."""
+    return bool(plan.layer_ids or plan.shown or plan.binds or points_of(plan))
+
+
+def points_of(plan: StartPlan) -> str:
+    """Return the directory of the places to mount on, below all layers; empty if there is none."""
+    rest = plan.ground.layers[len(plan.layer_ids) :]
+    return next((path for path in rest if path != plan.facts.base.path), "")
+
+
+def shown_paths(tree: ShownTree, number: int) -> tuple[str, ...]:
+    """Return where a guest finds the directories of a shown tree."""
     if not tree.layers:
-        return (f"{top}/m{number}",)
-    return tuple(f"{top}/m{number}x{place}" for place in range(len(tree.layers)))
+        return (f"{inside.LAYERS}/m{number}",)
+    return tuple(f"{inside.LAYERS}/m{number}x{place}" for place in range(len(tree.layers)))
+
+
+def bound_paths(plan: StartPlan) -> Iterator[tuple[str, str]]:
+    """Yield where a guest finds what comes with the host's network, and where its sandbox wants it."""
+    files = 0
+    for number, (source, target) in enumerate(plan.binds):
+        if os.path.isdir(source):
+            yield f"{inside.LAYERS}/h{number}", target
+        else:
+            yield f"{inside.LAYERS}/{FILES_NAME}/{files}", target
+            files += 1
+
+
+def _copies(place: Path, files: list[str]) -> Path:
+    place.mkdir(mode=0o755, exist_ok=True)
+    for number, source in enumerate(files):
+        shutil.copyfile(source, place / str(number))
+        (place / str(number)).chmod(0o644)
+    return place
 
 
 def fresh_disks(images: Path, plan: StartPlan) -> tuple[DiskChain, ...]:
@@ -106,20 +145,15 @@ def write_top(run: Path) -> DiskFile:
 def tree_mark(path: Path) -> str:
     """Return an id of a directory that anybody may change: of what its files look like. Blocking.
 
-    A change is seen by processes that start after it, or at once where it shows in the directory itself.
+    Nothing but a look at each file tells of a change, so each start takes one: some 5 ms for a thousand files.
 
     Raises:
         NotFound: it is no directory.
     """
     try:
-        info = os.stat(path)
-        top = (info.st_dev, info.st_ino, info.st_ctime_ns)
-        known = _marks.get(str(path))
-        if known is None or known[0] != top:
-            known = _marks[str(path)] = (top, content_id(*_looks(str(path))))
-    except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(f"{path} is no directory", path=str(path)) from None
-    return known[1]
+        return content_id(*_looks(str(path)))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFound(f"{error.filename} is no directory", path=str(path)) from None
 
 
 def _points_mark(top: str) -> str:

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Final, TypeVar
 
-from worldfork.core.errors import DriverUnavailable, LaunchFailed, OutOfSpace, SandboxError
+from worldfork.core.errors import ConfigError, DriverUnavailable, LaunchFailed, OutOfSpace, SandboxError
 from worldfork.core.settings import Settings
 from worldfork.core.threads import in_thread
 from worldfork.records.sandbox import Limits, SandboxFacts
@@ -26,7 +26,8 @@ from worldfork.sandbox.microvm.disks import chains_in, fresh_disks, scratch_mib,
 from worldfork.sandbox.microvm.exporting import copy_disk
 from worldfork.sandbox.microvm.host import Host, find_host
 from worldfork.sandbox.microvm.keep import Kept, put_down
-from worldfork.sandbox.microvm.manifest import read_running, read_saved
+from worldfork.sandbox.microvm.machine import Network
+from worldfork.sandbox.microvm.manifest import Saved, read_running, read_saved
 from worldfork.sandbox.microvm.memories import Memories
 from worldfork.sandbox.microvm.ram import available_bytes
 from worldfork.sandbox.microvm.saving import MemorySaved, save_memory
@@ -188,7 +189,9 @@ class MicrovmDriver:
 
     async def save_memory(self, facts: SandboxFacts, target: Path, *, drop_outside: bool) -> MemorySaved:
         """Save a running sandbox with its memory; it goes on. See `saving.save_memory`."""
-        return await save_memory(Path(facts.run), target, drop_outside=drop_outside)
+        run = Path(facts.run)
+        more = {"network": read_running(run).network}
+        return await save_memory(run, target, drop_outside=drop_outside, facts=more)
 
     def _find_host(self) -> Host:
         with self._finding:
@@ -197,25 +200,27 @@ class MicrovmDriver:
             return self._host
 
     async def _origin(self, host: Host, plan: StartPlan) -> Origin:
-        run = Path(plan.facts.run)
         if plan.memory is not None:
-            return await in_thread(self._saved_origin, host, plan.memory, run)
+            return await in_thread(self._saved_origin, host, plan.memory, plan)
         ram_bytes, vcpus = machine_size(plan.facts.limits)
         template = await in_thread(ensure_template, self._images, host, ram_bytes, vcpus)
         return await in_thread(self._fresh_origin, host, template, plan)
 
-    def _saved_origin(self, host: Host, directory: Path, run: Path) -> Origin:
+    def _saved_origin(self, host: Host, directory: Path, plan: StartPlan) -> Origin:
         saved = read_saved(directory)
         host.check(saved)
+        network = _behind_card(saved, plan)
         disks = chains_in(directory, saved.disks)
-        written = (write_top(run), *disks[-1])
-        return Origin(directory, saved, self._memories.lend(directory, saved), (*disks[:-1], written))
+        written = (write_top(Path(plan.facts.run)), *disks[-1])
+        memory = self._memories.lend(directory, saved)
+        return Origin(directory, saved, memory, (*disks[:-1], written), network)
 
     def _fresh_origin(self, host: Host, directory: Path, plan: StartPlan) -> Origin:
         saved = read_saved(directory)
         host.check(saved)
         disks = fresh_disks(self._images, plan)
-        return Origin(directory, saved, self._memories.lend(directory, saved), disks)
+        network: Network = "host" if plan.facts.network == "host" else "none"
+        return Origin(directory, saved, self._memories.lend(directory, saved), disks, network)
 
     def _group_items(self, facts: SandboxFacts, origin: Origin) -> list[tuple[str, str]]:
         if not self.layout.limited:
@@ -237,6 +242,22 @@ def machine_size(limits: Limits) -> tuple[int, int]:
     return memory_mib * _MIB, max(1, math.ceil(cpus))
 
 
+def _behind_card(saved: Saved, plan: StartPlan) -> Network:
+    """Return what to put behind the card of a machine that goes on from a saved memory.
+
+    Raises:
+        ConfigError: it is to have a network, and was saved without one.
+    """
+    wanted, had = plan.facts.network == "host", saved.facts.get("network", "none") == "host"
+    if wanted and not had:
+        raise ConfigError(
+            "what was saved without a network cannot be given one",
+            remedy="fork it without a network, or start from a filesystem snapshot",
+            field="network",
+        )
+    return "host" if wanted else "cut" if had else "none"
+
+
 def _check_memory() -> None:
     free = available_bytes()
     if free is not None and free < START_BYTES:
@@ -256,8 +277,7 @@ async def _enter(plan: StartPlan, generation: int) -> Connection:
             await starting.mount(guest, plan)
             await starting.launch(run, plan)
         else:
-            items = [("hostname", plan.hostname), *(("idfile", f"{path}\t{text}") for path, text in plan.identity)]
-            await starting.resume(guest, generation, *items)
+            await starting.resume(guest, generation, ("hostname", plan.hostname), *starting.identity_items(plan))
     connection = await Connection.open(reach(run / "sock"), sandbox_id=plan.facts.sandbox_id)
     try:
         if plan.memory is not None:

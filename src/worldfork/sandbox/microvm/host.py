@@ -12,7 +12,7 @@ from worldfork.sandbox.microvm.accel import Decision, Qemu
 from worldfork.sandbox.microvm.disks import empty_disk
 from worldfork.sandbox.microvm.guest_image import GuestImage
 from worldfork.sandbox.microvm.keep import AGENT_FD, DISKS_FD, QMP_FD, RAM_FD
-from worldfork.sandbox.microvm.machine import Boot, Disk, Machine, Restore
+from worldfork.sandbox.microvm.machine import Boot, Disk, Machine, Network, Restore
 from worldfork.sandbox.microvm.manifest import Build, DiskChain, Saved
 from worldfork.sandbox.program import program_path
 
@@ -34,7 +34,13 @@ class Host:
         return Build(self.qemu.version, self.decision.accel, self.cpu, self.image.id, ram_bytes, vcpus)
 
     def machine(
-        self, build: Build, start: Boot | Restore, disks: tuple[Disk, ...], *, share_ram: bool = False
+        self,
+        build: Build,
+        start: Boot | Restore,
+        disks: tuple[Disk, ...],
+        *,
+        share_ram: bool = False,
+        network: Network = "none",
     ) -> Machine:
         """Return the description of a machine whose descriptors have the numbers of `keep`."""
         return Machine(
@@ -47,6 +53,7 @@ class Host:
             agent_fd=AGENT_FD,
             start=start,
             disks=disks,
+            network=network,
             program=self.qemu.program,
         )
 

@@ -67,19 +67,15 @@ class Kept:
 
     async def last_words(self) -> SandboxError | None:
         """Return why a machine has ended that was seen to end; None if nothing tells."""
-        try:
+        with contextlib.suppress(TimeoutError, EOFError, OSError):
             async with asyncio.timeout(_LAST_WORDS_S):
-                await self._expect(-1)
-        except SandboxError as error:
-            return error
-        except TimeoutError:
-            pass
+                kind, payload = await self._frame()
+                return _failure(*sandbox_wire.read_error(payload)) if kind == sandbox_wire.ERROR else None
         return None
 
     async def _expect(self, wanted: int) -> bytes:
         try:
-            size, kind, _, _ = _HEADER.unpack(await exactly(self.sock, _HEADER.size))
-            payload = await exactly(self.sock, min(size, sandbox_wire.MAX_PAYLOAD_BYTES))
+            kind, payload = await self._frame()
         except (EOFError, OSError) as error:
             raise LaunchFailed("keep ended without a word", remedy="see `worldfork doctor`") from error
         if kind == sandbox_wire.ERROR:
@@ -87,6 +83,10 @@ class Kept:
         if kind != wanted:
             raise LaunchFailed(f"keep said {kind} where {wanted} was expected", remedy="install Worldfork again")
         return payload
+
+    async def _frame(self) -> tuple[int, bytes]:
+        size, kind, _, _ = _HEADER.unpack(await exactly(self.sock, _HEADER.size))
+        return kind, await exactly(self.sock, min(size, sandbox_wire.MAX_PAYLOAD_BYTES))
 
     def put_down(self) -> None:
         """End the machine and reap its keep. Blocking, for some milliseconds."""
@@ -168,7 +168,8 @@ async def put_down(kept: Kept) -> None:
 def _failure(number: int, text: str) -> SandboxError:
     if not text.startswith(_ENDED):
         return explain(text, number, "")
-    words = text.removeprefix(_ENDED).strip().replace("\n", "; ")[-_WORDS:]
+    lines = [line for line in text.removeprefix(_ENDED).splitlines() if ": warning: " not in line]
+    words = "; ".join(lines)[-_WORDS:]
     return LaunchFailed(f"the machine ended while it started: {words or 'QEMU said nothing'}", step="machine")
 
 

@@ -14,12 +14,17 @@ DEVICES_LIMIT = 24
 """virtio devices that the `microvm` machine has places for."""
 AGENT_PORT = "agent.0"
 """The name of the port through which the host talks to the guest's init."""
+CARD_ADDRESS = "52:54:00:12:34:56"
+"""Of the one card on a guest's own network."""
 TCG_CACHE_MIB = 64
 """What QEMU may use for translated code; its default is an eighth of the host's memory."""
 
 Board = Literal["microvm", "q35"]
 Accel = Literal["kvm", "tcg"]
 SavedBy = Literal["devices", "migration"]
+Network = Literal["none", "host", "cut"]
+"""What is behind a guest's network card: nothing; QEMU's own network, over that of this user; or that one with no way
+out: for a guest that was saved with a back end, whose state QEMU must find a place for."""
 
 _SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 _QUIET = (
@@ -32,6 +37,8 @@ _QUIET = (
     "rcupdate.rcu_expedited=1",
     "i8042.noaux",
     "8250.nr_uarts=0",
+    # A restored machine answers no other kind of restart: a panic would hang in it for ever.
+    "reboot=t",
 )
 _FOR_TCG = ("tsc=reliable", "nopti", "mitigations=off")
 # Address space randomisation costs nothing where the processor runs the guest itself.
@@ -93,6 +100,7 @@ class Machine:
     """One end of a connection to the guest's init."""
     start: Boot | Restore
     disks: tuple[Disk, ...] = ()
+    network: Network = "none"
     board: Board = "microvm"
     program: str = QEMU
 
@@ -125,6 +133,7 @@ class Machine:
             *("-device", self._device("virtio-serial", "id=serial")),
             *("-device", f"virtserialport,bus=serial.0,chardev=agent,name={AGENT_PORT},nr=1"),
             *(word for number, disk in enumerate(self.disks) for word in self._disk(number, disk)),
+            *self._card(),
             *self._start(),
         ]
 
@@ -134,8 +143,8 @@ class Machine:
                 f"a virtual machine of {self.memory_mib} MiB and {self.vcpus} processors cannot start",
                 remedy="give at least 64 MiB and one processor",
             )
-        if len(self.disks) + 1 > DEVICES_LIMIT:
-            raise ConfigError(f"a virtual machine takes at most {DEVICES_LIMIT - 1} disks")
+        if len(self.disks) + 2 > DEVICES_LIMIT:
+            raise ConfigError(f"a virtual machine takes at most {DEVICES_LIMIT - 2} disks")
         if self.share_ram and isinstance(self.start, Restore) and self.start.saved_by == "devices":
             raise ConfigError("a fork that shares its RAM file would alter the snapshot")
 
@@ -166,7 +175,18 @@ class Machine:
             if node.fd >= 0:
                 yield from ("-add-fd", f"fd={node.fd},set={_fdset(number, place)}")
         yield from ("-blockdev", json.dumps(_blockdev(number, 0, disk), separators=(",", ":")))
-        yield from ("-device", self._device("virtio-blk", f"id=disk{number},drive=d{number},serial=d{number}"))
+        # By default QEMU stops a machine whose disk the host cannot take, and nobody would ever let it go on.
+        options = f"id=disk{number},drive=d{number},serial=d{number},werror=report,rerror=report"
+        yield from ("-device", self._device("virtio-blk", options))
+
+    def _card(self) -> list[str]:
+        # Every guest has one: a restored machine is that which was saved, whatever is behind its card.
+        options = f"id=card,mac={CARD_ADDRESS}" + (",romfile=" if self.board == "q35" else "")
+        if self.network == "none":
+            return ["-device", self._device("virtio-net", options)]
+        cut = ",restrict=on" if self.network == "cut" else ""
+        netdev = f"user,id=net0,ipv6=off{cut}"
+        return ["-netdev", netdev, "-device", self._device("virtio-net", f"{options},netdev=net0")]
 
     def _start(self) -> list[str]:
         firmware = ["-bios", "qboot.rom"] if self.board == "microvm" else []

@@ -88,6 +88,8 @@ class Running:
     build: Build
     disks: tuple[DiskChain, ...]
     """Absolute paths. The topmost file of the last disk is the one that it writes; all others never change."""
+    network: Literal["none", "host"] = "none"
+    """Whether its card has a back end, so that a state that is saved of it holds one too."""
     below: str = ""
     """On the host: the directory that the root of what the guest writes looked like before it wrote anything."""
 
@@ -201,6 +203,7 @@ def read_running(run: Path) -> Running:
             isolation=data["isolation"],
             build=Build(**data["build"]),
             disks=_chains(data["disks"]),
+            network=data["network"],
             below=data["below"],
         )
     except (FileNotFoundError, NotADirectoryError):

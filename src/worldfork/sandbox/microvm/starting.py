@@ -19,10 +19,10 @@ from worldfork.sandbox.connection import IN_MACHINE
 from worldfork.sandbox.driver import StartPlan
 from worldfork.sandbox.microvm import inside, qmp, wire
 from worldfork.sandbox.microvm.control import Control, exactly, open_stream
-from worldfork.sandbox.microvm.disks import POINTS_NAME, open_chains, short_names, shown_paths
+from worldfork.sandbox.microvm.disks import POINTS_NAME, bound_paths, has_trees, open_chains, points_of, shown_paths
 from worldfork.sandbox.microvm.host import Host, plug
 from worldfork.sandbox.microvm.keep import RAM_FD, STATE_FD, Kept, base_items, new_generation, start_keep
-from worldfork.sandbox.microvm.machine import Restore
+from worldfork.sandbox.microvm.machine import Network, Restore
 from worldfork.sandbox.microvm.manifest import DiskChain, Running, Saved, open_state, write_running
 from worldfork.sandbox.microvm.template import continue_from
 from worldfork.sandbox.microvm.wire import Op, Target
@@ -31,6 +31,9 @@ from worldfork.sandbox.remedies import explain
 
 ENTROPY_BYTES: Final = 64
 _LAUNCHED: Final = 110
+_ADDRESS: Final = "eth0\t10.0.2.15/24\t10.0.2.2"
+_NAME_SERVER: Final = "nameserver 10.0.2.3"
+_RESOLV_CONF: Final = "/etc/resolv.conf"
 _HEADER: Final = struct.Struct("<IHHI")
 
 
@@ -44,6 +47,8 @@ class Origin:
     """Of its sealed memory; this one's own."""
     disks: tuple[DiskChain, ...]
     """With absolute paths."""
+    network: Network = "none"
+    """What is behind the machine's card."""
 
 
 def restore(host: Host, plan: StartPlan, origin: Origin, cgroups: list[tuple[str, str]]) -> tuple[Kept, int]:
@@ -63,7 +68,7 @@ def restore(host: Host, plan: StartPlan, origin: Origin, cgroups: list[tuple[str
     try:
         opened = dict(open_chains(origin.disks))
         disks, numbers = plug(origin.disks, opened)
-        machine = host.machine(saved.build, Restore(saved.saved_by, STATE_FD), disks)
+        machine = host.machine(saved.build, Restore(saved.saved_by, STATE_FD), disks, network=origin.network)
         items = base_items(facts.sandbox_id, Path(facts.run), plan.lock)
         if facts.detached:
             items.append(("detached", "1"))
@@ -92,6 +97,7 @@ async def come_ready(kept: Kept, plan: StartPlan, host: Host, origin: Origin, ge
         isolation=host.decision.isolation,
         build=origin.saved.build,
         disks=origin.disks,
+        network="none" if origin.network == "none" else "host",
         below=plan.ground.layers[0] if plan.ground.layers else "",
     )
     write_running(run, running)
@@ -129,12 +135,14 @@ async def mount(guest: Control, plan: StartPlan) -> None:
 def _mounts(plan: StartPlan) -> Iterator[tuple[str, str]]:
     if plan.facts.base.path:
         yield "mount", f"/dev/vda\t{inside.BASE}\terofs\tro\t"
-    if short_names(plan):
+    if has_trees(plan):
         yield "mount", f"/dev/vdb\t{inside.LAYERS}\terofs\tro\t"
     # Its tables of inodes are zero already: a thread that writes them would only cost time and space.
     yield "mount", f"/dev/vdc\t{inside.SCRATCH}\text4\tnodev,noatime\tnoinit_itable"
     yield "mkdir", inside.UPPER
     yield "mkdir", inside.WORK
+    if plan.facts.network == "host":
+        yield "address", _ADDRESS
 
 
 async def launch(run: Path, plan: StartPlan) -> None:
@@ -171,16 +179,27 @@ def _launch_items(plan: StartPlan) -> Iterator[tuple[str, str]]:
     yield "net", facts.network
     yield "shm_bytes", str(plan.shm_bytes)
     for number, tree in enumerate(plan.shown):
-        paths = shown_paths(tree, number, inside.LAYERS)
+        paths = shown_paths(tree, number)
         if tree.layers:
             yield "mount", f"{tree.target}\t{tree.path}"
             yield from (("shown", path) for path in paths)
         else:
             yield "bind", f"{paths[0]}\t{tree.target}"
-    for path, content in plan.identity:
-        yield "idfile", f"{path}\t{content}"
+    for source, target in bound_paths(plan):
+        yield "bind", f"{source}\t{target}"
+    yield from identity_items(plan)
     yield from guest_cgroup(facts)
     yield from _ground_items(plan)
+
+
+def identity_items(plan: StartPlan) -> Iterator[tuple[str, str]]:
+    """Yield the files that are this sandbox's own, as LAUNCH and RESUME take them."""
+    for path, content in plan.identity:
+        if path == _RESOLV_CONF and plan.facts.network == "host":
+            # The host's servers may be at its loopback; QEMU's own asks them.
+            rest = [line for line in content.splitlines() if line.startswith(("search", "domain", "options"))]
+            content = "".join(f"{line}\n" for line in (_NAME_SERVER, *rest))
+        yield "idfile", f"{path}\t{content}"
 
 
 def guest_cgroup(facts: SandboxFacts) -> list[tuple[str, str]]:
@@ -192,12 +211,11 @@ def _ground_items(plan: StartPlan) -> Iterator[tuple[str, str]]:
     yield "form", plan.facts.form
     yield "overlay", "legacy"
     yield "scratch", inside.LINKS
-    names = short_names(plan)
     for number in range(len(plan.layer_ids)):
         yield "layer", f"{inside.LAYERS}/{number}"
     if plan.facts.base.path:
         yield "layer", f"{inside.BASE}/{inside.BASE_NAME}"
-    if POINTS_NAME in names:
+    if points_of(plan):
         yield "layer", f"{inside.LAYERS}/{POINTS_NAME}"
     yield "upper", inside.UPPER
     yield "work", inside.WORK

@@ -27,11 +27,9 @@ from worldfork.sandbox.microvm.wire import Op
 BOOT_S: Final = 90.0
 """How long a guest may take to boot: QEMU's interpreter on a busy machine is slow."""
 _TEMPLATES: Final = "templates"
-_FORMAT: Final = b"template-1"
+_FORMAT: Final = b"template-2"
 _POLL_S: Final = 0.005
 _SAVE_S: Final = 60.0
-# A restored machine answers no other kind of restart, and a panic before init chooses one would hang in it.
-_PARAMETERS: Final = ("reboot=t",)
 _IN_MEMORY: Final = "memory"
 
 
@@ -114,7 +112,7 @@ def _boot(part: Path, host: Host, build: Build, memory: int) -> Kept:
     run = part / "run"
     run.mkdir(mode=0o700)
     khz = tsc_khz(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    boot = Boot(str(host.image.kernel), str(host.image.initrd), _PARAMETERS, khz)
+    boot = Boot(str(host.image.kernel), str(host.image.initrd), tsc_khz=khz)
     scratch = new_empty_disk()
     try:
         disks, numbers = plug(((), (), (DiskFile(_IN_MEMORY, "qcow2"),)), {_IN_MEMORY: scratch})

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from worldfork.core.errors import ConfigError
-from worldfork.sandbox.microvm.machine import DEVICES_LIMIT, Boot, Disk, Machine, Restore, tsc_khz
+from worldfork.sandbox.microvm.machine import DEVICES_LIMIT, Boot, Disk, Machine, Network, Restore, tsc_khz
 
 TEMPLATE = Machine(
     accel="tcg",
@@ -70,6 +70,22 @@ def test_a_guest_of_kvm_keeps_its_defences() -> None:
     assert not any(word.startswith("tsc_early_khz") for word in words)
 
 
+@pytest.mark.parametrize(
+    ("network", "netdev", "card"),
+    [
+        ("none", [], "virtio-net-device,id=card,mac=52:54:00:12:34:56"),
+        ("host", ["user,id=net0,ipv6=off"], "virtio-net-device,id=card,mac=52:54:00:12:34:56,netdev=net0"),
+        ("cut", ["user,id=net0,ipv6=off,restrict=on"], "virtio-net-device,id=card,mac=52:54:00:12:34:56,netdev=net0"),
+    ],
+)
+def test_every_machine_has_a_card_and_few_have_anything_behind_it(
+    network: Network, netdev: list[str], card: str
+) -> None:
+    words = replace(FORK, network=network).arguments()
+    assert [words[at + 1] for at, word in enumerate(words) if word == "-netdev"] == netdev
+    assert card in words
+
+
 def test_disks_are_given_by_descriptor_with_what_is_below_them() -> None:
     scratch = Disk(fd=7, format="qcow2", read_only=False, backing=Disk(fd=8, format="raw"))
     machine = replace(FORK, disks=(Disk(fd=6), scratch))
@@ -86,15 +102,15 @@ def test_disks_are_given_by_descriptor_with_what_is_below_them() -> None:
     assert len(set(names)) == 3
     assert machine.descriptors() == (3, 4, 5, 6, 7, 8, 9)
     assert [word for word in words if word.startswith("virtio-blk")] == [
-        "virtio-blk-device,id=disk0,drive=d0,serial=d0",
-        "virtio-blk-device,id=disk1,drive=d1,serial=d1",
+        "virtio-blk-device,id=disk0,drive=d0,serial=d0,werror=report,rerror=report",
+        "virtio-blk-device,id=disk1,drive=d1,serial=d1,werror=report,rerror=report",
     ]
 
 
 def test_q35_has_its_devices_on_pci() -> None:
     words = replace(TEMPLATE, board="q35", disks=(Disk(path="/d"),)).arguments()
     assert "virtio-serial-pci,id=serial" in words
-    assert "virtio-blk-pci,id=disk0,drive=d0,serial=d0" in words
+    assert "virtio-blk-pci,id=disk0,drive=d0,serial=d0,werror=report,rerror=report" in words
     assert "-bios" not in words
 
 
