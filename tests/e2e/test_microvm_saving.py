@@ -168,7 +168,9 @@ LISTING = "cd /; ls -lARn --time-style=+%s.%N {}; cat /workspace/new/file | wc -
 
 
 def listing(text: str) -> str:
-    return re.sub(r"total \d+\n", "", text)
+    """Leave out what another file system has of its own: sizes and link counts of directories."""
+    text = re.sub(r" +", " ", re.sub(r"total \d+\n", "", text))
+    return re.sub(r"^(d\S+) \d+ (\d+ \d+) \d+", r"\1 \2", text, flags=re.MULTILINE)
 
 
 def test_what_a_machine_wrote_is_a_layer_that_shows_the_same(world: World, tmp_path: Path) -> None:
@@ -178,7 +180,7 @@ def test_what_a_machine_wrote_is_a_layer_that_shows_the_same(world: World, tmp_p
     (below / "usr" / "tree" / "in" / "it").write_text("of the layer below")
     (below / "usr" / "gone").touch()
     layer = tmp_path / "layer"
-    where = "/usr /workspace /etc"
+    where = "/usr /workspace"
 
     async def work() -> None:
         plan = world.plan(layers=(below,))
