@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -73,6 +74,52 @@ static int do_write(const char *path, const char *text)
 	return error;
 }
 
+static bool is_own(const char *name)
+{
+	static const char *const others[] = {"trusted.overlay.", "user.overlay.", "security."};
+	for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+		if (strncmp(name, others[i], strlen(others[i])) == 0)
+			return false;
+	return true;
+}
+
+static int copy_attributes(int from, int to)
+{
+	static char names[64 * 1024], value[64 * 1024];
+	ssize_t n = flistxattr(from, names, sizeof names);
+	if (n < 0)
+		return errno == ENOTSUP ? 0 : errno;
+	for (ssize_t at = 0; at < n; at += (ssize_t)strlen(names + at) + 1) {
+		ssize_t size = is_own(names + at) ? fgetxattr(from, names + at, value, sizeof value) : -1;
+		if (size < 0 && is_own(names + at))
+			return errno;
+		if (size >= 0 && fsetxattr(to, names + at, value, (size_t)size, 0) < 0)
+			return errno;
+	}
+	return 0;
+}
+
+/* What a directory looks like from outside, without what a mount of overlayfs
+ * or the kernel itself has noted on it. */
+static int do_like(const char *source, const char *target)
+{
+	const int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+	struct stat st;
+	int from = open(source, flags), to = from < 0 ? -1 : open(target, flags);
+	int error = to < 0 || fstat(from, &st) < 0 || fchown(to, st.st_uid, st.st_gid) < 0 ||
+				    fchmod(to, st.st_mode & 07777) < 0 ?
+			    errno :
+			    copy_attributes(from, to);
+	const struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, error ? (struct timespec){0} : st.st_mtim};
+	if (!error && futimens(to, times) < 0)
+		error = errno;
+	if (from >= 0)
+		close(from);
+	if (to >= 0)
+		close(to);
+	return error;
+}
+
 static int do_item(const char *key, char *value)
 {
 	char *field[2];
@@ -86,6 +133,8 @@ static int do_item(const char *key, char *value)
 		return do_write("/proc/sys/vm/drop_caches", "3");
 	if (strcmp(key, "address") == 0)
 		return guest_address(value);
+	if (strcmp(key, "like") == 0)
+		return body_fields(value, field, 2) ? do_like(field[0], field[1]) : EINVAL;
 	if (strcmp(key, "write") == 0)
 		return body_fields(value, field, 2) ? do_write(field[0], field[1]) : EINVAL;
 	return EINVAL;

@@ -91,18 +91,32 @@ static int rewrite(const char *path, const char *text)
 	return error;
 }
 
+static bool is_program(const char *path)
+{
+	struct stat st;
+	int root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC), fd = wf_open_beneath(root, path);
+	bool found = fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && (st.st_mode & 0111);
+	if (root >= 0)
+		close(root);
+	if (fd >= 0)
+		close(fd);
+	return found;
+}
+
 static int do_item(const char *key, char *value, char *missing, size_t *used)
 {
 	char *field[2];
+	int error = EINVAL;
 	if (strcmp(key, "hostname") == 0)
 		return sethostname(value, strlen(value)) < 0 ? errno : 0;
-	if (strcmp(key, "idfile") != 0 || !body_fields(value, field, 2))
-		return EINVAL;
-	int error = rewrite(field[0], field[1]);
+	if (strcmp(key, "idfile") == 0 && body_fields(value, field, 2))
+		error = rewrite(field[0], field[1]);
+	else if (strcmp(key, "program") == 0)
+		error = is_program(value) ? 0 : ENOENT;
 	if (error != ENOENT)
 		return error;
-	size_t length = strlen(field[0]) + 1;
-	memcpy(missing + *used, field[0], length);
+	size_t length = strlen(value) + 1;
+	memcpy(missing + *used, value, length);
 	*used += length;
 	return 0;
 }

@@ -37,15 +37,18 @@
  *             WORDS\tDATA, WORDS of ro,nosuid,nodev,noexec,noatime, a SOURCE in
  *             /dev is waited for; umount=PATH; write=PATH\tTEXT; drop=1 drops
  *             what the guest has cached; address=INTERFACE\tADDRESS/PREFIX\t
- *             GATEWAY, with the loopback beside it. An error's body names the
- *             item.
+ *             GATEWAY, with the loopback beside it; like=SOURCE\tTARGET: the
+ *             directory TARGET gets owner, mode, mtime and attributes of SOURCE,
+ *             without overlayfs's and the kernel's own. An error's body names
+ *             the item.
  *  RESUME     u32 generation, that of the last RESET, else ESTALE | u64 wall
  *             clock, nanoseconds | u32 size of the entropy, at most
  *             MUX_ENTROPY | entropy | items: hostname=NAME for the sandbox;
  *             idfile=PATH\tTEXT: the new text of a file that launch has put
  *             over PATH by an item of the same form, written in place, through
- *             no link. The answer's body are the PATHs, each with a NUL behind,
- *             over which there is none. An error's body names the item.
+ *             no link; program=PATH asks for an executable file. The answer's
+ *             body are the PATHs, each with a NUL behind, where there is none.
+ *             An error's body names the item.
  *  SYNC       a path: its file system is written out.
  *  STATS      none; the answer is the guest's meminfo.
  *  NETWORK    none; the answer is the sandbox's tcp, tcp6, udp and udp6 as

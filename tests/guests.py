@@ -26,6 +26,8 @@ from worldfork.sandbox.program import encode_plan, spawn
 ANSWER_S = 90.0
 AGENT, QMP, RAM, STATE, DISKS = 16, 17, 18, 19, 20
 MEMORY_MIB = 256
+ROOT_BYTES = 256
+"""Of a stream of a tree: its first record lies within, if its attributes are few."""
 BASE, SCRATCH = "/base", "/scratch"
 NAME = "sb-guest"
 IDENTITY = {"/etc/hostname": "first\n", "/etc/machine-id": "1" * 32 + "\n", "/etc/hosts": "127.0.0.1 first\n"}

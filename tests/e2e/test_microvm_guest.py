@@ -52,6 +52,11 @@ def parts(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Ground:
     root = make_small_root(top / "root")
     for path in (*guests.IDENTITY, "/etc/resolv.conf"):
         (root / path.lstrip("/")).write_text("of the base\n")
+    os.chown(root, 7, 8)
+    root.chmod(0o751)
+    os.setxattr(root, "trusted.here", b"yes")
+    os.setxattr(root, "trusted.overlay.opaque", b"y")
+    os.utime(root, ns=(0, 1_000_000_000 * 10**9 + 123456789))
     trees.write_image(top / "base.erofs", {"b": root})
     return Ground(guest_image.build_image(images, kernel, program_path().read_bytes()), top / "base.erofs")
 
@@ -142,7 +147,15 @@ def test_a_machine_is_prepared_and_what_it_cannot_do_is_told(some: Machines) -> 
     assert guests.resume(guest, 2).error_number != 0, "that is another generation"
     assert guests.resume(guest, 1, ("hostname", "x")).error_number != 0, "there is no sandbox to name"
     assert guests.resume(guest, 1).error_number == 0
-    guests.prepare(guest)
+    guests.prepare(guest, ("like", f"{guests.BASE}/b\t{guests.SCRATCH}/u"))
+    roots = [guest.export(path)[: guests.ROOT_BYTES] for path in (f"{guests.BASE}/b", f"{guests.SCRATCH}/u")]
+    assert [wire.EXPORT_HEAD.unpack_from(root)[2:5] for root in roots] == [(0o751, 7, 8)] * 2
+    assert [wire.EXPORT_HEAD.unpack_from(root)[11:13] for root in roots] == [(123456789, 1_000_000_000)] * 2
+    assert [(b"trusted.here" in root, b"trusted.overlay" in root) for root in roots] == [(True, True), (True, False)]
+    assert error_of(guest, Op.PREPARE, wire.items(("like", "/nowhere\t/"))) == (
+        "No such file or directory",
+        b"like=/nowhere",
+    )
     assert error_of(guest, Op.SYNC, b"/nowhere")[0] == "No such file or directory"
     guest.done(Op.SYNC, guests.SCRATCH.encode())
 
@@ -163,7 +176,7 @@ def test_a_sandbox_runs_moves_to_a_new_root_and_is_exported(some: Machines) -> N
     assert len(first) > 3_000_000
     for stream in (first, second_upper):
         head = wire.EXPORT_HEAD.unpack(stream[-wire.EXPORT_HEAD.size :])
-        assert (chr(head[0]), head[11]) == ("e", 0)
+        assert (chr(head[0]), head[13]) == ("e", 0)
     guest.control.sendall(wire.control(Op.SHUTDOWN, 1))
     assert guest.code() == 0
 
@@ -204,8 +217,9 @@ def test_forks_of_one_memory_are_others_than_their_siblings(some: Machines) -> N
     for generation in (11, 12, 13):
         fork = some.fork(generation)
         assert guests.resume(fork, 1).error_number != 0, "it has heard of its own generation"
-        answer = guests.resume(fork, generation, *identity(f"fork-{generation}"))
-        assert (answer.error_number, answer.body) == (0, b"/etc/nothing\0")
+        asked = [("program", path) for path in ("/bin/sh", "/bin", "/etc/passwd", "/nowhere/sh")]
+        answer = guests.resume(fork, generation, *identity(f"fork-{generation}"), *asked)
+        assert (answer.error_number, answer.body) == (0, b"/etc/nothing\0/bin\0/etc/passwd\0/nowhere/sh\0")
         name, before_s = f"fork-{generation}", time.time()
         script = (
             "cat /proc/sys/kernel/hostname /etc/hostname /etc/machine-id; wc -c < /etc/hosts; kill -0 $(cat /alive)"

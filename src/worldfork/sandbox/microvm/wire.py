@@ -111,7 +111,7 @@ def resume_body(generation: int, wall_ns: int, entropy: bytes, *pairs: tuple[str
         generation: what the guest was told last by RESET.
         wall_ns: the host's clock.
         entropy: at most `ENTROPY_BYTES_MAX`.
-        pairs: ("hostname", NAME) and ("idfile", "PATH\\tTEXT") for each identity file; the answer's body names the
-            paths, each with a NUL behind, that the sandbox has no such file over.
+        pairs: ("hostname", NAME), ("idfile", "PATH\\tTEXT") for each identity file, ("program", PATH) to ask whether
+            the sandbox has one there; the answer's body names the paths, each with a NUL behind, where there is none.
     """
     return struct.pack("<IQI", generation, wall_ns, len(entropy)) + entropy + items(*pairs)
