@@ -45,6 +45,27 @@ def add_snapshot(store: Store, *, below: tuple[str, ...] = (), form: str = "trus
     return record
 
 
+def make_memory(path: Path, token: str) -> None:
+    """Write what stands for a machine's memory: one file of its own, and one that holes make larger than it is."""
+    path.mkdir(mode=0o700)
+    (path / "state").write_text(token)
+    with (path / "disk").open("wb") as disk:
+        disk.truncate(64 << 30)
+    (path / "state").chmod(0o400)
+
+
+def add_memory(store: Store, *, below: tuple[str, ...] = (), **facts: object) -> SnapshotRecord:
+    """Publish a snapshot with memory on layers that are there; its file "state" holds its id."""
+    record = replace(record_of(below), kind="memory", facts={"memory": {"driver": "microvm"}, **facts})
+    try:
+        make_memory(store.begin_memory(record.snapshot_id), record.snapshot_id)
+        store.publish(record, ())
+    except BaseException:
+        store.abandon_memory(record.snapshot_id)
+        raise
+    return record
+
+
 def problems(store: Store) -> list[str]:
     """Return what is wrong with a store that nobody is using: empty if all that it announces is there, and no more."""
     found = []
@@ -57,6 +78,12 @@ def problems(store: Store) -> list[str]:
                 found.append(f"{record.snapshot_id} is {record.state}, its layer {layer_id} is {state}")
             if (store.layer_path(layer_id) / "file").read_text() != layer_id:
                 found.append(f"{layer_id} has the wrong content")
+        if record.kind == "memory" and (
+            (store.memory_path(record.snapshot_id) / "state").read_text() != record.snapshot_id
+        ):
+            found.append(f"{record.snapshot_id} has the wrong memory")
+    memories = {record.snapshot_id for record in store.snapshots() if record.kind == "memory"}
+    found += [f"stray memory {path.name}" for path in store.home.memory.iterdir() if path.name not in memories]
     found += [f"stray layer {path.name}" for path in store.home.layers.iterdir() if path.name not in used]
     found += [f"stray trash {path.name}" for path in store.home.trash.iterdir()]
     found += [f"stray lock {path.name}" for path in store.home.locks.iterdir() if path.name != store.owner_id]

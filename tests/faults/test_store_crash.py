@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.stores import add_snapshot, home_at, in_child, problems
+import pytest
+from tests.stores import add_memory, add_snapshot, home_at, in_child, make_memory, problems
 
 from worldfork.core.clock import ManualClock
 from worldfork.core.ids import new_id
@@ -36,6 +37,14 @@ def whole_life(store: Store, clock: ManualClock, announce: Announce) -> None:
     store.abandon_layer(draft.layer_id)
     third = add_snapshot(store, below=second.layers)
     announce("ready", third.snapshot_id)
+    awake = add_memory(store, below=second.layers)
+    announce("ready", awake.snapshot_id)
+    store.make_durable(awake.snapshot_id)
+    announce("durable", awake.snapshot_id)
+    gone = add_memory(store, below=second.layers)
+    announce("ready", gone.snapshot_id)
+    announce("deleting", gone.snapshot_id)
+    store.delete_snapshot(gone.snapshot_id)
     announce("deleting", first.snapshot_id)
     store.delete_snapshot(first.snapshot_id)
     store.collect()
@@ -60,11 +69,16 @@ def leave_a_mess(store: Store) -> None:
         store.begin_layer(form="trusted").path.mkdir()
     store.delete_snapshot(gone.snapshot_id)
     (store.home.layers / new_id("ly")).mkdir()
+    forgotten = add_memory(store, below=keep.layers)
+    store.delete_snapshot(forgotten.snapshot_id)
+    make_memory(store.begin_memory(new_id("sn")).with_name(f".new-{new_id('sn')}-{new_id('ow')}"), "half")
+    make_memory(store.home.memory / ".gone-1234", "less than half")
     (store.home.tmp.parent / "another-boot").mkdir()
     (store.home.trash / "old" / "er").mkdir(parents=True)
     add_snapshot(store)
+    add_memory(store, below=keep.layers)
     with store.database.write() as db:
-        db.execute("UPDATE snapshots SET boot_id = 'another-boot' WHERE number = 3")
+        db.execute("UPDATE snapshots SET boot_id = 'another-boot' WHERE number IN (4, 5)")
 
 
 def stop_at(step: int) -> list[str]:
@@ -112,6 +126,7 @@ def expect_order(home: Path, where: str) -> Store:
     return store
 
 
+@pytest.mark.timeout(180)
 def test_a_stop_at_any_step_of_a_whole_life(tmp_path: Path) -> None:
     names: set[str] = set()
     step = 0

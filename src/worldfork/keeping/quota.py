@@ -52,7 +52,7 @@ def over_quota(store: Store, quota_bytes: int) -> int:
     if now_s - added_up_s >= _FRESH_S or stored_bytes > quota_bytes:
         with store.database.read() as db:
             row = db.execute(f"SELECT ifnull(sum(stored_bytes), 0) FROM layers WHERE {_SETTLED}").fetchone()
-        stored_bytes = int(row[0]) + sum(store.memory_bytes().values())
+        stored_bytes = int(row[0]) + store.memory_bytes().kept_bytes
         _known[store] = (now_s, stored_bytes)
     return max(0, stored_bytes - quota_bytes)
 
@@ -79,7 +79,7 @@ def enforce_quota(store: Store, quota_bytes: int) -> QuotaReport:
         report.over_bytes = _over(store, quota_bytes, measured)
     if report.over_bytes:
         with store.database.view() as db:
-            going = _going(store, db, _sizes(db, measured), report.over_bytes, store.memory_bytes())
+            going = _going(store, db, _sizes(db, measured), report.over_bytes, store.memory_bytes().kept)
         fault("quota:planned")
         done = delete_all(store, going, _named_since)
         report.deleted = done.deleted
@@ -103,7 +103,7 @@ def _sizes(db: sqlite3.Connection, measured: Mapping[str, Size]) -> dict[str, in
 def _over(store: Store, quota_bytes: int, measured: Mapping[str, Size]) -> int:
     with store.database.read() as db:
         layers_bytes = sum(_sizes(db, measured).values())
-    return max(0, layers_bytes + sum(store.memory_bytes().values()) - quota_bytes)
+    return max(0, layers_bytes + store.memory_bytes().kept_bytes - quota_bytes)
 
 
 def _collect(store: Store, report: QuotaReport) -> None:

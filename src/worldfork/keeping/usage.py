@@ -115,10 +115,9 @@ def usage(store: Store, *, measure: bool = False) -> Usage:
     stored = {layer_id: size.stored_bytes for layer_id, size in found.sizes.items()}
     used = found.counts.keys() | (found.held & stored.keys())
     memories = store.memory_bytes()
-    strays = [path.name for path in store.stray_memories()]
     return Usage(
         snapshots=tuple(
-            dataclasses.replace(one, memory_bytes=memories.get(one.snapshot_id, 0)) for one in found.shares(stored)
+            dataclasses.replace(one, memory_bytes=memories.kept.get(one.snapshot_id, 0)) for one in found.shares(stored)
         ),
         layers=len(used),
         logical_bytes=sum(share.logical_bytes for share in found.snapshots),
@@ -129,9 +128,9 @@ def usage(store: Store, *, measure: bool = False) -> Usage:
             unused_bytes=sum(size for layer_id, size in stored.items() if layer_id not in used),
             trash_bytes=_stored_bytes(store.home.trash),
             dead_draft_bytes=dead_draft_bytes,
-            memory_bytes=sum(_stored_bytes(store.home.memory / name) for name in strays),
+            memory_bytes=memories.stray_bytes,
         ),
-        memory_bytes=sum(size for name, size in memories.items() if name not in strays),
+        memory_bytes=memories.kept_bytes,
         unmeasured_layers=found.unmeasured_layers,
         ballast_bytes=_stored_bytes(store.home.scratch / "ballast"),
         free_bytes=status.f_bavail * status.f_frsize,

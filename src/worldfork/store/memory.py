@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, NamedTuple
 
 from worldfork.content.hashing import hash_file
 from worldfork.core.errors import NotFound, StoreError, WorldforkError
@@ -26,6 +26,20 @@ _DRAFT, _GONE = ".new-", ".gone-"
 _BLOCK_BYTES = 512  # the unit of st_blocks
 _MOST_DIGESTS = 1024
 _digests: dict[tuple[int, ...], list[Any]] = {}
+
+
+class MemorySizes(NamedTuple):
+    """What memory takes on disk."""
+
+    kept: dict[str, int]
+    """Of each snapshot that has any, by its id."""
+    stray_bytes: int
+    """Of what no snapshot has."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of all snapshots together."""
+        return sum(self.kept.values())
 
 
 class Memories(Readings):
@@ -105,25 +119,21 @@ class Memories(Readings):
             except (ValueError, TypeError) as error:
                 raise StoreError(f"{directory / DIGESTS} cannot be read: {error}") from error
 
-    def memory_bytes(self) -> dict[str, int]:
-        """Return what the memory of each snapshot takes on disk, what several share counted for the oldest alone.
+    def memory_bytes(self) -> MemorySizes:
+        """Return what memory takes on disk; files that several have are counted for the oldest snapshot alone.
 
         Raises:
-            StoreError: the directories cannot be listed.
+            StoreError: the directories cannot be listed, or the metadata failed.
         """
+        strays = self.stray_memories()
+        with self.database.read() as db:
+            rows = db.execute(
+                'SELECT snapshot_id FROM snapshots WHERE instr(record, \'"kind":"memory"\') > 0 ORDER BY number'
+            ).fetchall()
+        seen: set[int] = set()
         with typed("the memory of snapshots cannot be listed"):
-            names = [name for name in os.listdir(self.home.memory) if is_id("sn", name)]
-            found: dict[str, int] = {}
-            seen: set[int] = set()
-            for name in sorted(names, key=lambda name: _made_at(self.home.memory / name)):
-                found[name] = 0
-                for path in _files_of(self.home.memory / name):
-                    with suppress(FileNotFoundError):
-                        info = os.lstat(path)
-                        if info.st_ino not in seen:
-                            seen.add(info.st_ino)
-                            found[name] += info.st_blocks * _BLOCK_BYTES
-        return found
+            kept = {snapshot_id: _stored_bytes(self.memory_path(snapshot_id), seen) for (snapshot_id,) in rows}
+            return MemorySizes(kept, sum(_stored_bytes(path, seen) for path in strays))
 
     def stray_memories(self) -> list[Path]:
         """Return the directories that no snapshot has, and that nobody alive is making.
@@ -218,11 +228,16 @@ def _sync_file(path: Path) -> None:
         os.close(fd)
 
 
-def _made_at(path: Path) -> float:
-    try:
-        return os.lstat(path).st_mtime
-    except FileNotFoundError:
-        return 0.0
+def _stored_bytes(directory: Path, seen: set[int]) -> int:
+    """Return what the files of a directory take on disk, but for those that were seen before."""
+    total = 0
+    for path in _files_of(directory):
+        with suppress(FileNotFoundError):
+            info = os.lstat(path)
+            if info.st_ino not in seen:
+                seen.add(info.st_ino)
+                total += info.st_blocks * _BLOCK_BYTES
+    return total
 
 
 def _maker_of(name: str) -> str:
