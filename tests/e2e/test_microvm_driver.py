@@ -163,10 +163,15 @@ def test_a_fresh_sandbox_stands_on_its_layers_and_ends_cleanly(world: World, tmp
     (top / "etc" / "mine").write_text("of the top layer\n")
     os.chown(top / "etc" / "mine", 1000, 1000)
     os.utime(top / "etc" / "mine", ns=(1, 1_600_000_000_123_456_789))
+    os.setxattr(top, "user.mark", b"1")
+    top.chmod(0o751)
+    os.utime(top, ns=(1, 1_500_000_000_000_000_001))
     plan = world.plan(layers=(top,))
 
     async def work() -> None:
         started = await world.driver.start(plan)
+        # The root, before anything is written to it.
+        assert await said(started.connection, "stat -c '%a %.9Y' /") == "751 1500000000.000000001"
         connection = started.connection
         assert (await connection.run(CommandSpec(("/bin/true",)))).ok
         assert await said(connection, "cat /etc/mine; stat -c '%u %g %.9Y' /etc/mine") == (
@@ -181,6 +186,8 @@ def test_a_fresh_sandbox_stands_on_its_layers_and_ends_cleanly(world: World, tmp
         assert running.isolation in ("kvm", "none (tcg)")
         with open(f"/proc/{running.qemu_pid}/fd/{running.ram_fd}", "rb") as memory:  # noqa: ASYNC230
             assert ram.is_sealed(memory.fileno())
+        user = os.stat(f"/proc/{running.qemu_pid}").st_uid
+        assert 0x6000_0000 <= user < 0x7000_0000
         assert await end(started, plan) == 0
 
     run(work())

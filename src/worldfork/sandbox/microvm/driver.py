@@ -15,7 +15,7 @@ from worldfork.core.settings import Settings
 from worldfork.core.threads import in_thread
 from worldfork.records.sandbox import Limits, SandboxFacts
 from worldfork.sandbox.cgroups import CgroupLayout, detect_layout
-from worldfork.sandbox.command import CommandSpec, Reason
+from worldfork.sandbox.command import CommandSpec
 from worldfork.sandbox.connection import Connection
 from worldfork.sandbox.driver import Begun, Capabilities, Ground, Started, StartPlan
 from worldfork.sandbox.microvm import inside, starting
@@ -271,16 +271,19 @@ def _check_memory() -> None:
 async def _enter(plan: StartPlan, generation: int) -> Connection:
     """Make a restored guest this sandbox's own, and connect to the init inside."""
     run = Path(plan.facts.run)
+    has_hook = False
     async with control(run) as guest:
         if plan.memory is None:
             await starting.resume(guest, generation)
             await starting.mount(guest, plan)
             await starting.launch(run, plan)
         else:
-            await starting.resume(guest, generation, ("hostname", plan.hostname), *starting.identity_items(plan))
+            items = [("hostname", plan.hostname), *starting.identity_items(plan), ("program", inside.HOOK)]
+            missing = await starting.resume(guest, generation, *items)
+            has_hook = inside.HOOK.encode() not in missing.split(b"\0")
     connection = await Connection.open(reach(run / "sock"), sandbox_id=plan.facts.sandbox_id)
     try:
-        if plan.memory is not None:
+        if has_hook:
             await _run_hook(connection, plan)
     except BaseException:
         connection.close()
@@ -296,7 +299,7 @@ async def _run_hook(connection: Connection, plan: StartPlan) -> None:
     """
     spec = CommandSpec((inside.HOOK,), env=plan.env, timeout_s=HOOK_S, user="0")
     result = await connection.run(spec, max_output_bytes=64 << 10, keep_tail=True)
-    if result.reason is Reason.NOT_STARTED or result.ok:
+    if result.ok:
         return
     how = f"did not end within {HOOK_S:g} s" if result.timed_out else f"ended with {result.exit_code}"
     raise LaunchFailed(

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from worldfork.core.errors import LaunchFailed, SandboxError
+from worldfork.core.ids import content_id
 from worldfork.sandbox import wire as sandbox_wire
 from worldfork.sandbox.microvm import wire
 from worldfork.sandbox.microvm.control import exactly
+from worldfork.sandbox.namespace import natural_form
 from worldfork.sandbox.program import encode_plan, spawn
 from worldfork.sandbox.remedies import explain
 
@@ -29,6 +31,7 @@ DISKS_FD: Final = 20
 """Numbers that QEMU gets its descriptors as; those of disks are this and the following."""
 
 _OWNER_FD: Final = 4
+_FIRST_USER: Final = 0x6000_0000
 _HEADER: Final = struct.Struct("<IHHI")
 _ENDED: Final = "keep: the machine ended: "
 _WORDS: Final = 500
@@ -171,6 +174,17 @@ def _failure(number: int, text: str) -> SandboxError:
     lines = [line for line in text.removeprefix(_ENDED).splitlines() if ": warning: " not in line]
     words = "; ".join(lines)[-_WORDS:]
     return LaunchFailed(f"the machine ended while it started: {words or 'QEMU said nothing'}", step="machine")
+
+
+def own_user(sandbox_id: str) -> list[tuple[str, str]]:
+    """Return the items by which a machine runs as a user that is nobody else; none where this process may not do so.
+
+    The ids lie where no distribution gives any out, so that a guest that breaks out of QEMU meets nothing of its own.
+    """
+    if natural_form() != "trusted":
+        return []
+    number = _FIRST_USER + int(content_id(sandbox_id.encode())[:7], 16)
+    return [("uid", str(number)), ("gid", str(number))]
 
 
 def base_items(sandbox_id: str, run: Path, lock: str) -> list[tuple[str, str]]:

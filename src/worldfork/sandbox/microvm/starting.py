@@ -21,7 +21,7 @@ from worldfork.sandbox.microvm import inside, qmp, wire
 from worldfork.sandbox.microvm.control import Control, exactly, open_stream
 from worldfork.sandbox.microvm.disks import POINTS_NAME, bound_paths, has_trees, open_chains, points_of, shown_paths
 from worldfork.sandbox.microvm.host import Host, plug
-from worldfork.sandbox.microvm.keep import RAM_FD, STATE_FD, Kept, base_items, new_generation, start_keep
+from worldfork.sandbox.microvm.keep import RAM_FD, STATE_FD, Kept, base_items, new_generation, own_user, start_keep
 from worldfork.sandbox.microvm.machine import Network, Restore
 from worldfork.sandbox.microvm.manifest import DiskChain, Running, Saved, open_state, write_running
 from worldfork.sandbox.microvm.template import continue_from
@@ -75,7 +75,8 @@ def restore(host: Host, plan: StartPlan, origin: Origin, cgroups: list[tuple[str
         if facts.timeout_s:
             items.append(("lifetime_ms", str(int(facts.timeout_s * 1000))))
         fds = {RAM_FD: origin.ram_fd, STATE_FD: state, **numbers}
-        return start_keep([*items, *cgroups], machine.arguments(), fds, generation), generation
+        items += [*cgroups, *own_user(facts.sandbox_id)]
+        return start_keep(items, machine.arguments(), fds, generation), generation
     finally:
         for fd in (state, *opened.values()):
             os.close(fd)
@@ -141,6 +142,8 @@ def _mounts(plan: StartPlan) -> Iterator[tuple[str, str]]:
     yield "mount", f"/dev/vdc\t{inside.SCRATCH}\text4\tnodev,noatime\tnoinit_itable"
     yield "mkdir", inside.UPPER
     yield "mkdir", inside.WORK
+    # The root of a world is that of its topmost layer.
+    yield "like", f"{next(_layers(plan))}\t{inside.UPPER}"
     if plan.facts.network == "host":
         yield "address", _ADDRESS
 
@@ -211,11 +214,17 @@ def _ground_items(plan: StartPlan) -> Iterator[tuple[str, str]]:
     yield "form", plan.facts.form
     yield "overlay", "legacy"
     yield "scratch", inside.LINKS
-    for number in range(len(plan.layer_ids)):
-        yield "layer", f"{inside.LAYERS}/{number}"
-    if plan.facts.base.path:
-        yield "layer", f"{inside.BASE}/{inside.BASE_NAME}"
-    if points_of(plan):
-        yield "layer", f"{inside.LAYERS}/{POINTS_NAME}"
+    for path in _layers(plan):
+        yield "layer", path
     yield "upper", inside.UPPER
     yield "work", inside.WORK
+
+
+def _layers(plan: StartPlan) -> Iterator[str]:
+    """Yield the directories of the guest that a sandbox's overlay is made of, the topmost first."""
+    for number in range(len(plan.layer_ids)):
+        yield f"{inside.LAYERS}/{number}"
+    if plan.facts.base.path:
+        yield f"{inside.BASE}/{inside.BASE_NAME}"
+    if points_of(plan):
+        yield f"{inside.LAYERS}/{POINTS_NAME}"
