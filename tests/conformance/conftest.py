@@ -242,6 +242,6 @@ def elsewhere(home: Path) -> Iterator[Elsewhere]:
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 40) -> str:
     """Wait for a program that must succeed and return what it printed."""
-    out, _ = process.communicate(timeout=timeout_s)
+    out, _ = process.communicate(timeout=PACES[os.environ["WORLDFORK_DRIVER"]].seconds(timeout_s))
     assert process.returncode == 0, f"ended with {process.returncode}: {out}"
     return out

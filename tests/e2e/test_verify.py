@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from tests import faulty
+from tests import faulty, machines
+from tests.conformance.world import make_world
 from tests.faulty import InPlace, Mended, Rewritten, Sound
 
 from worldfork.testing.adapter import load_adapter
@@ -156,17 +159,42 @@ def test_the_namespace_driver_passes() -> None:
 
 @pytest.mark.timeout(120)
 def test_the_verb() -> None:
-    def verify(*words: str) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "worldfork.cli.main", "verify", *words]
-        return subprocess.run(line, capture_output=True, text=True, check=False)
-
-    done = verify("--driver", "namespace", "--only", "11,5", "--json")
+    done = _verify("--driver", "namespace", "--only", "11,5", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert [(each["number"], each["outcome"]) for each in told["checks"]] == [(5, "pass"), (11, "not applicable")]
-    done = verify("--adapter", "tests.faulty:Short", "--only", "15")
+    done = _verify("--adapter", "tests.faulty:Short", "--only", "15")
     assert done.returncode == 1
     assert "18432 arrived" in done.stdout
     assert "1 checks in" in done.stdout
     for wrong in (("--only", "30"), ("--only", "x"), ("--driver", "nothing"), ("--adapter", "nothing")):
-        assert verify(*wrong).returncode == 2, wrong
+        assert _verify(*wrong).returncode == 2, wrong
+
+
+MEMORY = (5, 11, 19, 21, 27, 28)
+"""Checks that memory makes hard; all of them would take a quarter of an hour where QEMU interprets the guests."""
+
+
+@pytest.mark.timeout(900)
+def test_virtual_machines_pass_with_both_kinds_of_snapshots(fresh_home: Path, tmp_path: Path) -> None:
+    lacking = machines.missing()
+    if lacking:
+        pytest.skip(lacking)
+    images = machines.prepare_images(fresh_home / "images")
+    if images != fresh_home / "images":
+        (fresh_home / "images").symlink_to(images)
+    environ = {"WORLDFORK_HOME": str(fresh_home), "WORLDFORK_ALLOW_TCG": "1"}
+    base = f"dir:{make_world(tmp_path / 'world')}"
+    line = ["--driver", "microvm", "--base", base, "--only", ",".join(map(str, MEMORY)), "--json"]
+    done = _verify(*line, **environ)
+    told = json.loads(done.stdout)["checks"]
+    assert [(each["number"], each["outcome"], each["detail"]) for each in told] == [(n, "pass", "") for n in MEMORY]
+    assert done.returncode == 0, done.stderr
+    # What they could not start from is said once, before any check.
+    done = _verify("--driver", "microvm", "--only", "5", **environ)
+    assert (done.returncode, "--base dir:PATH" in done.stderr) == (20, True), done.stderr
+
+
+def _verify(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "worldfork.cli.main", "verify", *words]
+    return subprocess.run(line, capture_output=True, text=True, check=False, env={**os.environ, **environ})
