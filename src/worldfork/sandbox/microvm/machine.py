@@ -127,6 +127,8 @@ class Machine:
             *("-sandbox", _SANDBOX),
             *self._processor(),
             *("-M", self._board()),
+            # A state of devices alone has no section with the machine's configuration, so none has, whoever saves it.
+            *("-global", "migration.send-configuration=off"),
             *("-m", f"{self.memory_mib}M", "-object", self._ram()),
             *("-chardev", f"socket,id=qmp,fd={self.qmp_fd},server=on,wait=off", "-mon", "chardev=qmp,mode=control"),
             *("-chardev", f"socket,id=agent,fd={self.agent_fd}"),
@@ -155,10 +157,8 @@ class Machine:
         return ["-accel", "kvm", "-cpu", "host", "-smp", str(self.vcpus)]
 
     def _board(self) -> str:
-        words = ["usb=off", "memory-backend=ram"]
-        if isinstance(self.start, Restore) and self.start.saved_by == "devices":
-            # Such a state ends without the description that QEMU looks for otherwise.
-            words.append("suppress-vmdesc=on")
+        # A state of devices alone ends without the description that QEMU looks for otherwise.
+        words = ["usb=off", "memory-backend=ram", "suppress-vmdesc=on"]
         if self.board == "microvm":
             return ",".join(["microvm", "pit=off", "pic=off", "rtc=on", "isa-serial=off", *words])
         return ",".join(["q35", "smm=off", "vmport=off", *words])
@@ -194,9 +194,7 @@ class Machine:
             boot = self.start
             return [*firmware, "-kernel", boot.kernel, "-initrd", boot.initrd, "-append", self._append(boot)]
         if self.start.saved_by == "devices":
-            # That kind of state has no section with the machine's configuration.
-            quiet = ["-global", "migration.send-configuration=off"]
-            return [*firmware, *quiet, "-incoming", f"fd:{self.start.state_fd}"]
+            return [*firmware, "-incoming", f"fd:{self.start.state_fd}"]
         return [*firmware, "-incoming", "defer"]
 
     def _append(self, boot: Boot) -> str:
