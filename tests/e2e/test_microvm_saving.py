@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import os
 import re
 import signal
@@ -153,6 +155,55 @@ def test_a_qemu_without_the_order_saves_and_goes_on_by_migration(world: World, m
     run(work())
 
 
+CALLER = """
+exec 3<>/dev/tcp/10.0.2.2/{port}; echo hello >&3; echo > /dev/shm/open
+read -u 3 answer; echo "$answer." > /dev/shm/told; sleep 100
+"""
+"""Calls this host, at the address that it has for a guest."""
+
+
+def test_connections_that_leave_are_found_and_closed_as_wished(world: World) -> None:
+    async def work() -> None:
+        ended = asyncio.Event()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            assert await reader.readline() == b"hello\n"
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            ended.set()
+            writer.close()
+
+        serving = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = serving.sockets[0].getsockname()[1]
+        plan = world.plan()
+        plan = dataclasses.replace(plan, facts=dataclasses.replace(plan.facts, network="host"))
+        async with serving, world.started(plan) as source:
+            await source.connection.start(
+                CommandSpec(("/bin/bash", "-c", CALLER.format(port=port)), env={"PATH": "/bin:/usr/bin"}, keep=True)
+            )
+            await said(source.connection, "while [ ! -e /dev/shm/open ]; do sleep 0.05; done")
+            (found,) = await world.driver.outside(plan.facts)
+            assert (found.protocol, found.remote, found.state) == ("tcp", f"10.0.2.2:{port}", "established")
+            kept = await world.driver.save_memory(plan.facts, world.top / "kept", drop_outside=False)
+            assert kept.outside == (found,)
+            assert not ended.is_set()
+            closed = await world.driver.save_memory(plan.facts, world.top / "closed", drop_outside=True)
+            assert closed.outside == ()
+            await ended.wait()
+            assert (
+                await said(source.connection, "while [ ! -e /dev/shm/told ]; do sleep 0.05; done; cat /dev/shm/told")
+                == "."
+            )
+        for name, told in (("kept", "no"), ("closed", ".")):
+            fork = world.plan(memory=world.top / name)
+            async with world.started(fork) as started:
+                shown = "sleep 1; cat /dev/shm/told 2>/dev/null || echo no"
+                assert await said(started.connection, shown) == told
+                assert await said(started.connection, "echo fine") == "fine"
+
+    run(work())
+
+
 CHANGES = """
 set -e
 mkdir -p /workspace/new/deep; cd /workspace/new
@@ -164,7 +215,10 @@ rm -r /usr/again; mkdir /usr/again; echo new > /usr/again/other
 rm /usr/gone; chmod 700 /usr/mode
 chmod 751 /
 """
-LISTING = "cd /; ls -lARn --time-style=+%s.%N {}; cat /workspace/new/file | wc -c; tail -c 4 /workspace/new/sparse"
+LISTING = """
+cd /; ls -lARn --time-style=+%s.%N /usr /workspace; stat -c '%a %u %g %.9Y' /
+cat /workspace/new/file | wc -c; tail -c 4 /workspace/new/sparse
+"""
 
 
 def listing(text: str) -> str:
@@ -180,7 +234,6 @@ def test_what_a_machine_wrote_is_a_layer_that_shows_the_same(world: World, tmp_p
     (below / "usr" / "tree" / "in" / "it").write_text("of the layer below")
     (below / "usr" / "gone").touch()
     layer = tmp_path / "layer"
-    where = "/usr /workspace"
 
     async def work() -> None:
         plan = world.plan(layers=(below,))
@@ -188,15 +241,15 @@ def test_what_a_machine_wrote_is_a_layer_that_shows_the_same(world: World, tmp_p
             run_at = Path(plan.facts.run)
             assert await copy_disk(run_at, inside.UPPER, layer, "trusted") is None
             await said(source.connection, CHANGES)
-            shown = listing((await sh(source.connection, LISTING.format(where))).stdout)
+            shown = listing((await sh(source.connection, LISTING)).stdout)
             size = await copy_disk(run_at, inside.UPPER, layer, "trusted")
             assert size is not None
             assert 500_000 < size < 5_000_000
             assert (await costs(run_at)).filesystem_bytes > size
-            assert listing((await sh(source.connection, LISTING.format(where))).stdout) == shown
+            assert listing((await sh(source.connection, LISTING)).stdout) == shown
         again = world.plan(layers=(layer, below))
         async with world.started(again) as started:
-            assert listing((await sh(started.connection, LISTING.format(where))).stdout) == shown
+            assert listing((await sh(started.connection, LISTING)).stdout) == shown
             assert "of the layer below" in await said(started.connection, "cat /usr/moved/in/it")
 
     run(work())
