@@ -14,11 +14,11 @@ import typer
 from worldfork import Sandbox, SnapshotInfo
 from worldfork.cli.boundary import FAILED, OK, verb
 from worldfork.cli.demo_machines import (
+    Opened,
     choose_machines,
     freeze,
-    isolation_of,
     kind_rows,
-    prepare_root,
+    open_world,
     restore,
     say_kinds,
     start_session,
@@ -110,11 +110,10 @@ def _in_machines(
     base: str, stack: ExitStack, say: Callable[[str], None], *, keep: bool, quiet: bool
 ) -> tuple[Measured, dict[str, Any]]:
     began_s = time.perf_counter()
-    with Sandbox.create(base=base, memory_mb=MACHINE_MEMORY_MB, network="host") as world:
-        isolation = isolation_of(world)
-        say(f"   in virtual machines on {base}; what isolates them: {isolation}")
-        prepare_root(world)
-        facts, build_s = _build(world, say, began_s, quiet=quiet)
+    with open_world(base, MACHINE_MEMORY_MB, quiet=quiet) as opened:
+        world = opened.sandbox
+        say(f"   in virtual machines on {base}; what isolates them: {opened.isolation}")
+        facts, build_s = _build(world, say, began_s, opened, quiet=quiet)
         session = start_session(world)
         frozen = []
         for kind, kept in (("filesystem", keep), ("memory", False)):
@@ -132,13 +131,15 @@ def _in_machines(
     say_kinds(disk, memory, say)
     survived = [*disk.survived, *memory.survived]
     measured = Measured(frozen[0][0], facts, build_s, disk.checkpoint_s, disk.restore_s, survived)
-    return measured, {"machines": to_json(disk, memory, isolation)}
+    return measured, {"machines": to_json(disk, memory, opened.isolation)}
 
 
-def _build(world: Sandbox, say: Callable[[str], None], began_s: float, *, quiet: bool) -> tuple[WorldFacts, float]:
+def _build(
+    world: Sandbox, say: Callable[[str], None], began_s: float, opened: Opened | None = None, *, quiet: bool
+) -> tuple[WorldFacts, float]:
     with progress("building the world: packages, a fetched file, embeddings, a checkpoint", quiet=quiet):
-        notes: list[str] = []
-        facts = build_world(world, notes.append)
+        notes = [] if opened is None else opened.notes
+        facts = build_world(world, notes.append, None if opened is None else opened.installed)
     build_s = time.perf_counter() - began_s
     say(f"1. Build     {', '.join(facts.packages)}; and the state that code left: {build_s:.1f} s")
     for text in notes:

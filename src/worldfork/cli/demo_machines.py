@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from worldfork import Sandbox, SnapshotInfo
-from worldfork.cli.demo_world import Survivor, WorldFacts, read_state, survivors
-from worldfork.cli.printing import human_bytes, human_seconds
+from worldfork.cli.demo_world import Installed, Survivor, WorldFacts, install_packages, read_state, survivors
+from worldfork.cli.printing import human_bytes, human_seconds, progress
 from worldfork.core.errors import ConfigError, SandboxError
 from worldfork.core.settings import load_settings
 from worldfork.sandbox.microvm.debian import find_debian_root
@@ -101,6 +102,51 @@ def choose_machines(base: str | None) -> str:
 def _built_root(home: Path) -> str | None:
     found = find_debian_root(home / "images")
     return None if found is None else f"dir:{found}"
+
+
+@dataclass
+class Opened:
+    """A machine in which the world is to be built."""
+
+    sandbox: Sandbox
+    isolation: str
+    """In the driver's words, such as `kvm` or `none (tcg)`."""
+    installed: Installed | None = None
+    """What it has already of the world's packages."""
+    notes: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def open_world(base: str, memory_mb: int, *, quiet: bool) -> Iterator[Opened]:
+    """Start the machine of the world.
+
+    Where QEMU interprets machines, pip would take many minutes in one. There the packages are installed in a sandbox of
+    the other driver on the same root, and the machine is a restore of its snapshot.
+
+    Raises:
+        DriverUnavailable: machines cannot be started here, with the remedy.
+        ConfigError: the base is none for this.
+    """
+    with progress("starting a virtual machine; the first boots, all others are restored from it", quiet=quiet):
+        first = Sandbox.create(base=base, memory_mb=memory_mb, network="host")
+    with first:
+        isolation = isolation_of(first)
+        if "tcg" not in isolation:
+            prepare_root(first)
+            yield Opened(first, isolation)
+            return
+    notes = ["QEMU interprets machines here: the packages were installed by the driver namespace on the same root,"]
+    notes.append("and its snapshot was restored in a machine, in which all else happens.")
+    with progress("installing packages", quiet=quiet):
+        with Sandbox.create(base=base, driver="namespace", network="host") as outside:
+            prepare_root(outside)
+            installed = install_packages(outside, notes.append)
+            snapshot = outside.checkpoint(stop=True)
+    try:
+        with Sandbox.create(snapshot_id=snapshot.snapshot_id, memory_mb=memory_mb) as world:
+            yield Opened(world, isolation, installed, notes)
+    finally:
+        Sandbox.delete_snapshot(snapshot.snapshot_id)
 
 
 def prepare_root(world: Sandbox) -> None:

@@ -25,6 +25,8 @@ INSTALL_TIMEOUT_S = 600.0
 STEP_TIMEOUT_S = 120.0
 
 Say = Callable[[str], None]
+Installed = tuple[tuple[str, ...], bool]
+"""The packages, and whether they came from the registry."""
 
 MAKE_STATE = '''
 """Runs inside the sandbox: makes the part of the world that no image recipe could hold."""
@@ -169,21 +171,28 @@ class Survivor:
     detail: str
 
 
-def build_world(sandbox: Sandbox, say: Say) -> WorldFacts:
+def build_world(sandbox: Sandbox, say: Say, installed: Installed | None = None) -> WorldFacts:
     """Make the world of the demo in a fresh sandbox that has a network.
 
-    Where the package registry cannot be reached, `say` is told so and the world is built without it.
+    Args:
+        say: told what is worth a line.
+        installed: what `install_packages` returned, where it was called already; then no network is needed.
 
     Raises:
         SandboxError: a step that needs no network failed, which is a defect.
     """
-    packages, from_registry = _install(sandbox, say)
+    packages, from_registry = installed or install_packages(sandbox, say)
     sandbox.write_file(CONFIG_PATH, json.dumps(FIRST_CONFIG).encode())
     _python(sandbox, MAKE_STATE)
     return WorldFacts(packages, from_registry, read_state(sandbox, packages))
 
 
-def _install(sandbox: Sandbox, say: Say) -> tuple[tuple[str, ...], bool]:
+def install_packages(sandbox: Sandbox, say: Say) -> Installed:
+    """Install the world's packages; where no registry is in reach, `say` is told so, and others take their place.
+
+    Raises:
+        SandboxError: a step that needs no network failed, which is a defect.
+    """
     arguments = ["install", "--retries", "1", "--timeout", "20", "--progress-bar", "off", *PACKAGES]
     result = sandbox.run("pip", arguments, timeout=INSTALL_TIMEOUT_S)
     if result.exit_code == 0:
