@@ -50,7 +50,9 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sent(export: Path, tree: Path) -> bytes:
-    return subprocess.run([export, tree], capture_output=True, check=False).stdout
+    # In a guest, files of an ordinary user's sandbox belong to root.
+    prefix = ["unshare", "--user", "--map-root-user"] if FORM == "user" else []
+    return subprocess.run([*prefix, export, tree], capture_output=True, check=False).stdout
 
 
 def receive(data: bytes, target: Path, form: str = FORM, **more: Any) -> int | None:
