@@ -35,11 +35,13 @@ _NAME = re.compile(r"[a-z0-9]{1,8}", re.ASCII)
 _MAP_LIMIT = 1 << 16
 _COPY_BYTES = 8 << 20
 _FORMAT = b"trees-1"
+_NOBODY = 65534
 
 
 def image_id(names: Mapping[str, str]) -> str:
     """Return the name of an image in the cache: by the short names and the ids of the trees, in their order."""
-    return content_id(_FORMAT, *(part.encode() for pair in names.items() for part in pair))
+    form = b"%b %b" % (_FORMAT, b"own" if _is_alone() else b"all")
+    return content_id(form, *(part.encode() for pair in names.items() for part in pair))
 
 
 def cached_image(directory: Path, trees: Mapping[str, tuple[str, Path]]) -> Path:
@@ -112,9 +114,15 @@ class _Open:
     entries: list[str]
 
 
+def _is_alone() -> bool:
+    """Whether the sandboxes of this process know one id: its own, which is root inside."""
+    return os.geteuid() != 0
+
+
 class _Writer:
     def __init__(self, out: int) -> None:
         self._out = out
+        self._own = (os.geteuid(), os.getegid()) if _is_alone() else None
         self._block = 1
         """The next one that is free."""
         self._nodes: list[Node] = []
@@ -219,12 +227,18 @@ class _Writer:
         attributes = {name: os.getxattr(place, name, follow_symlinks=follow) for name in names}
         return Node(
             info.st_mode,
-            info.st_uid,
-            info.st_gid,
+            *self._owner(info),
             info.st_mtime_ns,
             rdev=info.st_rdev,
             attributes=pack_attributes(attributes, shown),
         )
+
+    def _owner(self, info: os.stat_result) -> tuple[int, int]:
+        """Return whose something is inside: a namespace of one id shows what is others' as nobody's."""
+        if self._own is None:
+            return info.st_uid, info.st_gid
+        uid, gid = self._own
+        return 0 if info.st_uid == uid else _NOBODY, 0 if info.st_gid == gid else _NOBODY
 
     def _regular(self, node: Node, source: int, info: os.stat_result, shown: str) -> None:
         if info.st_size <= INLINE_LIMIT_BYTES:

@@ -117,6 +117,23 @@ def test_all_that_a_layer_holds_is_kept(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "image").stat().st_mode) == 0o400
 
 
+def test_an_ordinary_user_is_root_of_its_own_trees_and_others_are_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one").mkdir()
+    for name, owner in (("mine", 1234), ("root's", 0), ("other", 77)):
+        (tmp_path / "one" / name).touch()
+        os.chown(tmp_path / "one" / name, owner, owner)
+    before = trees.image_id({"0": "x"})
+    with monkeypatch.context() as user:
+        user.setattr(os, "geteuid", lambda: 1234)
+        user.setattr(os, "getegid", lambda: 1234)
+        assert trees.image_id({"0": "x"}) != before
+        trees.write_image(tmp_path / "image", {"0": tmp_path / "one"})
+    owners = {bytes.fromhex(name).decode(): row[1:3] for name, row in look_inside(tmp_path / "image", "0").items()}
+    assert owners == {"/.": [65534] * 2, "/mine": [0, 0], "/root's": [65534] * 2, "/other": [65534] * 2}
+
+
 def test_holes_take_no_room_and_read_as_zeros(tmp_path: Path) -> None:
     top = tmp_path / "tree"
     top.mkdir()
