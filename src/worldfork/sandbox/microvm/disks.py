@@ -6,12 +6,14 @@ smaller is shown with zeros behind its end: by an empty qcow2 file on top, which
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -127,11 +129,35 @@ def fresh_disks(images: Path, plan: StartPlan) -> tuple[DiskChain, ...]:
     base: DiskChain = ()
     if plan.facts.base.path:
         path = Path(plan.facts.base.path)
-        base = (DiskFile(str(cached_image(trees, {inside.BASE_NAME: (tree_mark(path), path)}))),)
+        base = (_image(trees, {inside.BASE_NAME: (tree_mark(path), path)}),)
     names = short_names(plan)
-    layers: DiskChain = (DiskFile(str(cached_image(trees, names))),) if names else ()
+    layers: DiskChain = (_image(trees, names),) if names else ()
     empty = DiskFile(str(scratch_image(images, plan.facts.limits.disk_mb)))
     return base, layers, (write_top(Path(plan.facts.run)), empty)
+
+
+def _image(trees: Path, names: Mapping[str, tuple[str, Path]]) -> DiskFile:
+    path = cached_image(trees, names)
+    # When it was last used, for `forget_images`.
+    os.utime(path)
+    return DiskFile(str(path))
+
+
+def forget_images(images: Path, unused_s: float) -> tuple[int, int]:
+    """Remove images of trees that no machine was started with of late; return how many, and their bytes. Blocking.
+
+    Each is made again when it is needed. A machine that runs on one goes on.
+    """
+    removed = removed_bytes = 0
+    oldest_s = time.time() - unused_s
+    for path in (images / TREES).glob("*.erofs"):
+        with contextlib.suppress(FileNotFoundError):
+            info = path.stat()
+            if info.st_mtime <= oldest_s:
+                path.unlink()
+                removed += 1
+                removed_bytes += info.st_blocks * 512
+    return removed, removed_bytes
 
 
 def write_top(run: Path) -> DiskFile:
