@@ -1,9 +1,9 @@
-"""The verbs for what virtual machines start from: image build, list, remove."""
+"""The verbs for what virtual machines start from: image build, list, remove, prune."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,8 +28,9 @@ from worldfork.sandbox.microvm.host import find_host
 from worldfork.sandbox.microvm.packages import check_name
 from worldfork.sandbox.microvm.template import ensure_template
 from worldfork.sandbox.microvm.trees import cached_image
+from worldfork.sandbox.microvm.unused import allocated_bytes, drop_unused, used_by_machines
 from worldfork.sandbox.program import program_path
-from worldfork.store.home import open_home
+from worldfork.store.home import Home, open_home
 
 image = typer.Typer(help="Make what virtual machines start from; list it, remove it.", no_args_is_help=True)
 
@@ -170,7 +171,7 @@ def list_made(as_json: AsJson = False) -> None:
         print_json(found)
         return
     rows = [
-        (each["id"][:_SHOWN] if each["kind"] != "kernel" else each["id"], each["kind"], each["what"],
+        (each["id"] if each["kind"] == "kernel" else each["id"][:_SHOWN], each["kind"], each["what"],
          human_bytes(each["size_bytes"]), when(each["made_at"]))
         for each in found
     ]  # fmt: skip
@@ -186,6 +187,8 @@ def _made(images: Path) -> list[dict[str, Any]]:
         _entry("guest", guest.id, f"kernel {guest.release}", guest.kernel.parent)
         for guest in guest_image.list_images(images)
     ]
+    if any((images / TREES).glob("*")):
+        found.append(_entry("disks", TREES, "of base directories and layers", images / TREES))
     for root in debian.list_roots(images):
         more = f" with {', '.join(root.wanted)}" if root.wanted else ""
         entry = _entry("root", root.id, f"{root.packages} packages{more}", root.path)
@@ -198,19 +201,10 @@ def _entry(kind: str, id: str, what: str, place: Path) -> dict[str, Any]:
         "id": id,
         "kind": kind,
         "what": what,
-        "size_bytes": _allocated_bytes(place),
+        "size_bytes": allocated_bytes(place),
         "made_at": place.stat().st_mtime,
         "path": str(place),
     }
-
-
-def _allocated_bytes(top: Path) -> int:
-    """Return what the files of a tree take on disk; those in directories that are closed to this user do not count."""
-    total = 0
-    for here, _, files in os.walk(top):
-        for name in files:
-            total += os.lstat(os.path.join(here, name)).st_blocks * 512
-    return total
 
 
 @image.command("remove")
@@ -220,11 +214,30 @@ def remove(
     as_json: AsJson = False,
 ) -> int:
     """Remove images; a root file system only if no sandbox and no snapshot needs it."""
-    images = open_home(load_settings()).images
-    return remove_each(ids, lambda text: _remove(images, text), as_json=as_json)
+    home = open_home(load_settings())
+    return remove_each(ids, lambda text: _remove(home, text), as_json=as_json)
 
 
-def _remove(images: Path, text: str) -> str:
+@image.command("prune")
+@verb
+def prune(
+    unused: Annotated[float, typer.Option(metavar="HOURS", help="Only what nobody asked for in so many hours.")] = 24.0,
+    as_json: AsJson = False,
+) -> None:
+    """Remove disks of bases and layers, and guests of other kernels. What is wanted again is made again."""
+    if unused < 0:
+        raise ConfigError(f"--unused {unused:g} is no number of hours", remedy="give 0 or more")
+    home = open_home(load_settings())
+    dropped = drop_unused(home.images, home.run, unused * 3600)
+    if as_json:
+        print_json(asdict(dropped))
+    else:
+        freed = human_bytes(dropped.freed_bytes)
+        print_line(f"Removed {dropped.disks} disks and {dropped.guests} guest images: {freed}.")
+
+
+def _remove(home: Home, text: str) -> str:
+    images = home.images
     found = [each for each in _made(images) if each["id"] == text]
     if not found and len(text) >= _SHORTEST:
         found = [each for each in _made(images) if each["id"].startswith(text)]
@@ -234,10 +247,14 @@ def _remove(images: Path, text: str) -> str:
     if len(found) > 1:
         raise ConfigError(f"{text!r} is the beginning of {len(found)} ids", remedy="give more of it")
     one = found[0]
+    if one["kind"] == "disks":
+        raise ConfigError("disks are made and removed together", remedy="worldfork image prune")
     if one["kind"] == "root":
         _expect_unused(one["path"])
         debian.remove_root(images, one["id"])
     else:
+        users = {name for path, name in used_by_machines(home.run).items() if Path(one["path"]) in path.parents}
+        _expect_none(one["path"], sorted(users))
         guest_image.remove_image(images, one["id"])
     return str(one["id"])
 
@@ -256,6 +273,10 @@ def _expect_unused(path: str) -> None:
             for record in store.snapshots()
             if record.base.get("path") == path and record.made_by != "base"
         ]
+    _expect_none(path, holders)
+
+
+def _expect_none(path: str, holders: list[str]) -> None:
     if holders:
         raise Locked(
             f"{len(holders)} sandboxes and snapshots need {path}",

@@ -97,7 +97,7 @@ def test_what_was_made_is_there_and_is_made_once(machine: Machine, invoke: Invok
     # The kernel that was named stays the one of guests.
     assert built(invoke, "image", "build", "--from", f"dir:{machine.root}") == made
     kinds = {each["kind"]: each["id"] for each in listed(invoke)}
-    assert kinds == {"kernel": RELEASE, "guest": made["image_id"]}
+    assert kinds == {"kernel": RELEASE, "guest": made["image_id"], "disks": "trees"}
 
 
 def test_where_it_is_allowed_a_machine_is_booted(
@@ -200,7 +200,9 @@ def test_images_are_removed_by_the_beginning_of_their_ids(machine: Machine, invo
     assert "0123456789ab" in invoke("image", "list").stdout
     result = invoke("image", "remove", "0123456", made["image_id"][:20], RELEASE)
     assert (result.exit_code, result.stdout.splitlines()) == (0, ["0123456789abcdef", made["image_id"], RELEASE])
-    assert (listed(invoke), tree.exists()) == ([], False)
+    assert not tree.exists()
+    invoke("image", "prune", "--unused", "0")
+    assert listed(invoke) == []
     assert "image build" in invoke("image", "list").stdout
 
 
@@ -236,3 +238,25 @@ def test_a_root_that_a_snapshot_needs_stays(machine: Machine, invoke: Invoke) ->
     assert result.exit_code == 11
     assert json.loads(result.stderr)["error"]["fields"]["holders"] == [records[1].snapshot_id]
     assert (tree / "file").exists()
+
+
+def test_a_guest_image_of_a_running_machine_stays(
+    machine: Machine, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = built(invoke, *machine.line())
+    template = machine.images / made["image_id"] / "templates/one"
+    monkeypatch.setattr(verbs, "used_by_machines", lambda runs: {template: "sb-a"})
+    result = invoke("image", "remove", made["image_id"], "--json")
+    assert result.exit_code == 11
+    assert json.loads(result.stderr)["error"]["fields"]["holders"] == ["sb-a"]
+
+
+def test_disks_are_pruned_and_made_again(machine: Machine, invoke: Invoke) -> None:
+    made = built(invoke, *machine.line())
+    assert built(invoke, "image", "prune") == {"disks": 0, "guests": 0, "freed_bytes": 0}
+    assert invoke("image", "remove", "trees").exit_code == 2
+    pruned = invoke("image", "prune", "--unused", "0")
+    assert "Removed 1 disks" in pruned.stdout
+    assert not Path(made["root_image"]).exists()
+    assert built(invoke, *machine.line())["root_image"] == made["root_image"]
+    assert invoke("image", "prune", "--unused", "-1").exit_code == 2

@@ -263,12 +263,8 @@ def build_image(images: Path, kernel: KernelFiles, init: bytes) -> GuestImage:
         raise ConfigError(f"{kernel.release!r} is no release of a kernel", remedy="name the kernel's own")
     if not init.startswith(b"\x7fELF"):
         raise ConfigError("init is no program", remedy="install Worldfork again")
-    try:
-        packed = kernel.vmlinuz.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{kernel.vmlinuz} cannot be read: {error.strerror}", remedy="name another kernel") from error
-    modules = initrd.find_modules(kernel.modules)
-    name = content_id(_FORMAT, packed, init, *(part for module, body in modules for part in (module.encode(), body)))
+    packed, modules = _read(kernel)
+    name = _name(packed, init, modules)
     # One that is damaged is made again.
     with contextlib.suppress(NotFound, Corrupt):
         return read_image(images, name)
@@ -283,6 +279,23 @@ def build_image(images: Path, kernel: KernelFiles, init: bytes) -> GuestImage:
     with whole_file(place / _MANIFEST) as part:
         part.write_text(json.dumps({"format": 1, "release": kernel.release, "sizes": sizes}, indent=1) + "\n")
     return GuestImage(name, kernel.release, place / _KERNEL, place / _INITRD)
+
+
+def image_name(kernel: KernelFiles, init: bytes) -> str:
+    """Return the id that `build_image` gives to an image; raises as it does."""
+    packed, modules = _read(kernel)
+    return _name(packed, init, modules)
+
+
+def _read(kernel: KernelFiles) -> tuple[bytes, list[tuple[str, bytes]]]:
+    try:
+        return kernel.vmlinuz.read_bytes(), initrd.find_modules(kernel.modules)
+    except OSError as error:
+        raise ConfigError(f"{kernel.vmlinuz} cannot be read: {error.strerror}", remedy="name another kernel") from error
+
+
+def _name(packed: bytes, init: bytes, modules: list[tuple[str, bytes]]) -> str:
+    return content_id(_FORMAT, packed, init, *(part for module, body in modules for part in (module.encode(), body)))
 
 
 def read_image(images: Path, id: str) -> GuestImage:
