@@ -17,7 +17,6 @@ from worldfork.cli.printing import human_bytes, human_seconds, progress
 from worldfork.core.errors import ConfigError, SandboxError
 from worldfork.core.settings import load_settings
 from worldfork.sandbox.microvm.debian import find_debian_root
-from worldfork.sandbox.microvm.manifest import read_running
 
 ARTICLE_DISK_S = 1.9
 ARTICLE_MEMORY_S = 0.9
@@ -130,7 +129,7 @@ def open_world(base: str, memory_mb: int, *, quiet: bool) -> Iterator[Opened]:
     with progress("starting a virtual machine; the first boots, all others are restored from it", quiet=quiet):
         first = Sandbox.create(base=base, memory_mb=memory_mb, network="host")
     with first:
-        isolation = isolation_of(first)
+        isolation = first.info().isolation
         if "tcg" not in isolation:
             prepare_root(first)
             yield Opened(first, isolation)
@@ -160,11 +159,6 @@ def prepare_root(world: Sandbox) -> None:
         raise ConfigError("the demo's world needs Python, and this base has no python3", remedy=NO_BASE_REMEDY)
     if result.exit_code:
         raise SandboxError(f"the root could not be prepared: {result.stderr.strip() or result.stdout.strip()}")
-
-
-def isolation_of(world: Sandbox) -> str:
-    """Return what isolates a machine, in the driver's words, such as `kvm` or `none (tcg)`."""
-    return read_running(load_settings().home / "run" / world.sandbox_id).isolation
 
 
 def start_session(world: Sandbox) -> Session:
