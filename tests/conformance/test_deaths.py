@@ -63,7 +63,7 @@ def test_one_that_its_last_checkpoint_ended_says_so(box: Sandbox) -> None:
 
 @pytest.mark.behaviour("death-2")
 def test_its_own_time_is_its_own_doing(sandboxes: Sandboxes, pace: Pace) -> None:
-    box = sandboxes.create(timeout_secs=pace.seconds(0.3))
+    box = sandboxes.create(timeout_secs=pace.seconds(1))
     with pytest.raises(SandboxError):
         box.run("sleep", ["30"])
     death = box.cause_of_death()
