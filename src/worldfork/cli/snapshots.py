@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from worldfork.cli.printing import (
 )
 from worldfork.cli.sandboxes import AsJson, remove_each, snapshot_id
 from worldfork.cli.shapes import error_shape, typed, when
+from worldfork.core.errors import ConfigError
 from worldfork.keeping.family import family, state_of
 from worldfork.keeping.keep_rules import by_snapshot
 from worldfork.lineage.snapshots import snapshot_info
@@ -210,13 +212,18 @@ def _fork(source: str, count: int, options: dict[str, Any], live_options: dict[s
         options: of every fork.
         live_options: of that of a live sandbox; a snapshot is what it is.
     """
-    if source.startswith("sn-"):
-        return Sandbox.fork_snapshot(source, count, **options)
-    try:
-        live = Sandbox.connect(source)
-    except NotFound:
-        return Sandbox.fork_snapshot(snapshot_id(source), count, **options)
-    return live.fork(count, **live_options, **options)
+    live = None
+    if not source.startswith("sn-"):
+        with contextlib.suppress(NotFound):
+            live = Sandbox.connect(source)
+    if live is not None:
+        return live.fork(count, **live_options, **options)
+    found = snapshot_id(source)
+    if live_options:
+        raise ConfigError(
+            "--memory is about a live sandbox: a snapshot has its memory, or has none", remedy="leave --memory out"
+        )
+    return Sandbox.fork_snapshot(found, count, **options)
 
 
 def _shape(result: ForkResult[Sandbox]) -> dict[str, Any]:

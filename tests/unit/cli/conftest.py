@@ -7,7 +7,7 @@ import pytest
 from tests.unit.cli import played
 from typer.testing import CliRunner, Result
 
-from worldfork.cli import execute, main, sandboxes, snapshots
+from worldfork.cli import execute, main, sandboxes, snapshots, suspending
 
 Invoke = Callable[..., Result]
 
@@ -22,7 +22,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> type[played.PlayedSandbox]:
         stored: ClassVar = []
         failing_forks: ClassVar[set[int]] = set()
 
-    for module in (sandboxes, snapshots, execute):
+    for module in (sandboxes, snapshots, execute, suspending):
         monkeypatch.setattr(module, "Sandbox", Fresh)
     return Fresh
 

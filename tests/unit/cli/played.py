@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from worldfork.core.errors import NotFound
+from worldfork.lineage.explaining import CheckpointCosts
 from worldfork.lineage.snapshots import ForkResult, ForkResults, SnapshotInfo
 from worldfork.records.sandbox import Limits, SandboxInfo, SandboxStatus
 from worldfork.records.snapshot import CheckpointType, SnapshotStatus
@@ -110,6 +111,21 @@ class PlayedSandbox:
     def run(self, command: str, args: list[str], **options: Any) -> CommandResult:
         self.note("run", (command, args, options))
         return self.result
+
+    def explain(self) -> CheckpointCosts:
+        memory = None if "plain" in self.sandbox_id else 9 << 20
+        pause_s = None if memory is None else 0.012
+        return CheckpointCosts("microvm", 3 << 20, pause_s and 0.25, memory, memory and 64 << 20, pause_s)
+
+    def suspend(self, **options: Any) -> str:
+        self.note("suspend", options)
+        return "sn-rest"
+
+    @classmethod
+    def resume(cls, sandbox_id: str, **options: Any) -> PlayedSandbox:
+        found = cls.connect(sandbox_id)
+        cls.note("resume", options)
+        return found
 
     def checkpoint(self, **options: Any) -> SnapshotInfo:
         self.note("checkpoint", options)

@@ -8,6 +8,8 @@ import pytest
 from tests.unit.cli import played
 from tests.unit.cli.conftest import Invoke
 
+from worldfork.records.snapshot import CheckpointType
+
 Library = type[played.PlayedSandbox]
 
 
@@ -107,6 +109,45 @@ def test_checkpoint(library: Library, invoke: Invoke) -> None:
     options = {"stop": True, "label": "first", "level": "local", "timeout": 300.0, "wait_until": "completed"}
     options["verify"] = "make check"
     assert library.calls == [("checkpoint", options)]
+
+
+def test_a_checkpoint_with_memory(library: Library, invoke: Invoke) -> None:
+    assert invoke("checkpoint", "sb-a", "--memory", "--outside", "close").exit_code == 0
+    [(_, options)] = library.calls
+    assert (options["checkpoint_type"], options["outside"]) == (CheckpointType.MEMORY, "close")
+
+
+def test_explain_takes_none_and_shows_both_kinds(library: Library, invoke: Invoke) -> None:
+    lines = invoke("checkpoint", "sb-a", "--explain").stdout.splitlines()
+    assert lines[1].split()[:3] == ["filesystem", "3.0", "MiB"]
+    assert "9.0 MiB" in lines[2]
+    assert "64.0 MiB" in lines[2]
+    assert "12.0 ms" in lines[2]
+    costs = json.loads(invoke("checkpoint", "sb-a", "--explain", "--json").stdout)
+    assert (costs["memory_bytes"], costs["memory_pause_s"]) == (9 << 20, 0.012)
+    plain = invoke("checkpoint", "sb-plain", "--explain").stdout
+    assert "nothing stands still" in plain
+    assert "saves none" in plain
+    assert library.calls == []
+
+
+def test_suspend_and_resume(library: Library, invoke: Invoke) -> None:
+    assert invoke("suspend", "sb-a").stdout == "sn-rest\n"
+    told = json.loads(invoke("suspend", "sb-a", "--outside", "keep", "--json").stdout)
+    assert told == {"sandbox_id": "sb-a", "snapshot_id": "sn-rest"}
+    assert library.calls == [("suspend", {"outside": "refuse"}), ("suspend", {"outside": "keep"})]
+    assert invoke("resume", "sb-a").stdout == "sb-a\n"
+    assert library.calls[2:] == [("resume", {"detached": True}), ("close", "sb-a")]
+    assert json.loads(invoke("resume", "sb-a", "--json").stdout)["sandbox_id"] == "sb-a"
+    assert invoke("resume", "sb-missing").exit_code == 13
+
+
+def test_fork_with_memory_is_of_a_live_sandbox(library: Library, invoke: Invoke) -> None:
+    assert invoke("fork", "sb-a", "--memory", "--outside", "keep").exit_code == 0
+    [(_, (_, _, options))] = library.calls
+    assert (options["memory"], options["outside"]) == (True, "keep")
+    assert invoke("fork", "sn-a", "--memory").exit_code == 2
+    assert len(library.calls) == 1
 
 
 def test_snapshots_rm(library: Library, invoke: Invoke) -> None:

@@ -1,0 +1,187 @@
+"""What is asked before machines start, and what is told of those that rest."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.stores import add_memory, add_snapshot, home_at, record_of
+
+from worldfork.core.errors import ConfigError, Corrupt, DriverUnavailable, NotCapturable, NotFound, OutOfSpace
+from worldfork.lineage import machines
+from worldfork.lineage.arguments import start_options
+from worldfork.lineage.deaths import found_dead
+from worldfork.lineage.fitting import check_driver
+from worldfork.lineage.listing import all_infos, all_suspended, find_live, is_suspended
+from worldfork.lineage.machines import machine_options
+from worldfork.lineage.measuring import files_bytes
+from worldfork.lineage.memory import check_outside, refused, suspended_facts
+from worldfork.lineage.place import Place
+from worldfork.lineage.starting import StartOptions
+from worldfork.lineage.suspending import find_suspended
+from worldfork.records.death import DeathCause, LimitHits
+from worldfork.records.origin import Mount, Origin
+from worldfork.records.sandbox import Base, SandboxFacts, SandboxStatus
+from worldfork.sandbox.pressure import HostKills
+from worldfork.store.store import Store
+
+NOWHERE = cast(Place, None)
+SAVED = replace(record_of(()), kind="memory", facts={"memory": {"driver": "microvm", "stored_bytes": 64 << 20}})
+FACTS = SandboxFacts(
+    sandbox_id="sb-aaaaaaaaaaaaaaaa",
+    name="sleeper",
+    run="/run/of/it",
+    form="trusted",
+    driver="microvm",
+    base=Base("dir", "/srv/root"),
+    snapshot_id=None,
+    layers=(),
+    cgroups=("/sys/fs/cgroup/x",),
+    owner_id="ow-aaaaaaaaaaaaaaaa",
+    network_env={"https_proxy": "http://user:secret@proxy"},
+)
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "available_bytes", lambda: 1 << 30)
+
+
+@pytest.mark.usefixtures("room")
+def test_a_memory_decides_on_its_driver() -> None:
+    assert machine_options(NOWHERE, SAVED, StartOptions(), 3).driver == "microvm"
+    plain = record_of(())
+    assert machine_options(NOWHERE, plain, StartOptions(driver="microvm"), 3).driver == "microvm"
+
+
+@pytest.mark.usefixtures("room")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"limits": {"memory_mb": 512}},
+        {"limits": {"cpus": 2.0, "pids": None}},
+        {"mounts": (Mount("/data", Origin(directory="/srv")),)},
+    ],
+)
+def test_a_machine_that_runs_cannot_be_another(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        machine_options(NOWHERE, SAVED, replace(StartOptions(), **changes), 1)
+
+
+@pytest.mark.usefixtures("room")
+def test_no_more_machines_than_memory() -> None:
+    most = int((1 << 30) * 0.9) // machines.FORK_BYTES
+    plain = record_of(())
+    machine_options(NOWHERE, plain, StartOptions(driver="microvm"), most)
+    with pytest.raises(OutOfSpace) as caught:
+        machine_options(NOWHERE, plain, StartOptions(driver="microvm"), most + 1)
+    assert (caught.value.scope, bool(caught.value.remedy)) == ("host", True)
+    with pytest.raises(OutOfSpace):
+        machine_options(NOWHERE, SAVED, StartOptions(), most)
+
+
+def test_a_host_that_tells_nothing_of_its_memory_starts_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "available_bytes", lambda: None)
+    machines.expect_memory(10_000)
+
+
+def test_a_machine_cannot_show_the_userland_of_the_host() -> None:
+    check_driver(record_of(()), "namespace")
+    with pytest.raises(DriverUnavailable) as caught:
+        check_driver(record_of(()), "microvm")
+    assert "image build" in caught.value.remedy
+    check_driver(replace(record_of(()), base={"kind": "dir", "path": "/srv/root"}), "microvm")
+
+
+def test_a_machine_has_the_network_only_if_that_is_said() -> None:
+    assert start_options(fresh=True).network == "host"
+    assert start_options(fresh=True, driver="microvm").network == "none"
+    assert start_options(fresh=True, driver="microvm", allow_internet_access=True).network == "host"
+
+
+def test_what_connections_shall_become_is_one_of_three_words() -> None:
+    assert check_outside("keep") == "keep"
+    with pytest.raises(ConfigError):
+        check_outside("drop")
+
+
+def test_the_refusal_names_the_connections() -> None:
+    one = {"protocol": "tcp", "local": "10.0.2.15:4000", "remote": "192.0.2.1:443", "state": "established"}
+    error = refused(FACTS, [one] * 6)
+    assert isinstance(error, NotCapturable)
+    assert "tcp 10.0.2.15:4000 to 192.0.2.1:443" in error.message
+    assert "and 2 more" in error.message
+    assert error.fields["connections"] == [one] * 6
+
+
+def test_what_rests_takes_no_secret_of_the_host_along() -> None:
+    kept = suspended_facts(FACTS)
+    assert (kept["network_env"], kept["owner_id"], kept["cgroups"]) == ({}, "", [])
+    assert kept["name"] == "sleeper"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Place:
+    store = Store.open(home_at(tmp_path / "home"))
+    return cast(Place, SimpleNamespace(store=store))
+
+
+def test_those_that_rest_are_listed_and_found_by_id_name_and_snapshot(here: Place) -> None:
+    layers = add_snapshot(here.store).layers
+    add_memory(here.store, below=layers)
+    record = add_memory(here.store, below=layers, suspended=suspended_facts(FACTS))
+    assert [(one.snapshot_id, one.facts.name) for one in all_suspended(here)] == [(record.snapshot_id, "sleeper")]
+    assert [(one.sandbox_id, one.status) for one in all_infos(here)] == [(FACTS.sandbox_id, SandboxStatus.SUSPENDED)]
+    for wanted in (FACTS.sandbox_id, "sleeper", record.snapshot_id):
+        assert find_suspended(here, wanted).facts.sandbox_id == FACTS.sandbox_id
+    assert is_suspended(here, FACTS.sandbox_id)
+    with pytest.raises(NotFound, match="suspended") as caught:
+        find_live(here, "sleeper")
+    assert caught.value.remedy == "worldfork resume sleeper"
+    with pytest.raises(NotFound):
+        find_suspended(here, "nobody")
+    here.store.close()
+
+
+def test_damaged_words_of_one_that_rests_are_named(here: Place) -> None:
+    add_memory(here.store, below=add_snapshot(here.store).layers, suspended={"sandbox_id": 3})
+    with pytest.raises(Corrupt):
+        all_suspended(here)
+    here.store.close()
+
+
+class Played(HostKills):
+    def __init__(self, kills: int) -> None:
+        super().__init__()
+        self.kills = kills
+
+    def lately(self) -> int:
+        return self.kills
+
+
+@pytest.mark.parametrize(
+    ("code", "kills", "cause"),
+    [
+        (3, 0, DeathCause.CRASHED),
+        (3, 1, DeathCause.HOST_MEMORY),
+        (4, 0, DeathCause.CRASHED),
+        (5, 0, DeathCause.CRASHED),
+    ],
+)
+def test_the_keep_of_a_machine_tells_how_it_ended(code: int, kills: int, cause: DeathCause) -> None:
+    status = SimpleNamespace(si_code=os.CLD_EXITED, si_status=code)
+    death = found_dead(cast(os.waitid_result, status), Played(kills), LimitHits())
+    assert death.cause is cause
+    assert "machine" in death.detail
+
+
+def test_what_a_machine_wrote_is_what_its_own_files_take(tmp_path: Path) -> None:
+    (tmp_path / "scratch").write_bytes(os.urandom(1 << 20))
+    (tmp_path / "of-a-snapshot").write_bytes(os.urandom(1 << 20))
+    os.link(tmp_path / "of-a-snapshot", tmp_path / "linked")
+    assert 1 << 20 <= files_bytes(str(tmp_path)) < 1 << 21
+    assert files_bytes(str(tmp_path / "nothing")) == 0
