@@ -20,7 +20,7 @@ from pathlib import Path
 from worldfork.content.ids import write_ids
 from worldfork.core import mapped
 from worldfork.core.clock import Clock, SystemClock
-from worldfork.core.errors import Corrupt, DriverUnavailable, NotFound, OutOfSpace
+from worldfork.core.errors import Corrupt, DriverUnavailable, NotFound, OutOfSpace, StoreError
 from worldfork.core.ids import content_id
 from worldfork.core.remove import remove_tree
 from worldfork.sandbox.microvm import packages
@@ -47,7 +47,7 @@ _ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _FORMAT = b"debian-1"
 _ESSENTIAL = "?essential"
 _BUILD_S = 1800.0
-_PROGRAMS = ("unshare", "mount", "chroot", "tar")
+_PROGRAMS = ("setpriv", "unshare", "mount", "chroot", "tar")
 _SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -167,15 +167,14 @@ def _build(part: Path, fetched: _Fetched) -> None:
     first.write_text("".join(f"{file}\n" for file in fetched.first), encoding="utf-8")
     own = ("--mount", "--pid", "--fork", "--kill-child", "--net", "--ipc", "--uts", "--propagation", "private")
     script = ("sh", "-c", BUILD, "build", str(tree), fetched.archives, str(first))
-    with _held(part, fcntl.LOCK_SH) as lock:
-        run_program(
-            ["unshare", *own, *script],
-            part,
-            _BUILD_S,
-            "see that this user may mount in namespaces of its own (`worldfork doctor`), or give --from dir:PATH",
-            variables={"PATH": _path()},
-            pass_fds=(lock,),
-        )
+    # It ends with this process, and all inside with it. The thread that starts it waits for its end.
+    run_program(
+        ["setpriv", "--pdeathsig", "KILL", "unshare", *own, *script],
+        part,
+        _BUILD_S,
+        "see that this user may mount in namespaces of its own (`worldfork doctor`), or give --from dir:PATH",
+        variables={"PATH": _path()},
+    )
     (tree / "etc/apt/sources.list").write_text(fetched.sources, encoding="utf-8")
 
 
@@ -195,12 +194,12 @@ def _part(roots: Path) -> Iterator[Path]:
     try:
         fcntl.flock(mutex, fcntl.LOCK_EX)
         for old in roots.glob(f"{_PART}*"):
-            with suppress(BlockingIOError), _held(old, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            # What is just ending may still write; the next build removes that.
+            with suppress(BlockingIOError, StoreError), _held(old):
                 remove_tree(old)
         part = Path(tempfile.mkdtemp(prefix=_PART, dir=roots))
-        # What it starts in its name holds the lock too, and may outlive this process.
         held = os.open(part / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(held, fcntl.LOCK_SH)
+        fcntl.flock(held, fcntl.LOCK_EX)
     finally:
         os.close(mutex)
     try:
@@ -211,11 +210,16 @@ def _part(roots: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _held(part: Path, how: int) -> Iterator[int]:
+def _held(part: Path) -> Iterator[None]:
+    """Hold the lock of a directory that nobody works in.
+
+    Raises:
+        BlockingIOError: somebody does.
+    """
     lock = os.open(part / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, how)
-        yield lock
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
     finally:
         os.close(lock)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -116,11 +117,34 @@ def test_what_a_killed_build_left_goes_and_what_still_works_stays(apt: PlayedApt
         (images / "roots" / name / "file").touch()
     lock = os.open(images / "roots/.part-alive/lock", os.O_RDWR | os.O_CREAT)
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         debian_root(images)
         assert parts(images) == [".part-alive"]
     finally:
         os.close(lock)
+    debian_root(images)
+    assert parts(images) == []
+
+
+def test_a_build_ends_with_its_owner_killed_or_not(
+    apt: PlayedApt, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    script = f"exec 7>{pipe}; echo begun >&7; sleep 1000 & wait"
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(debian, "BUILD", script)
+        try:
+            debian_root(images)
+        finally:
+            os._exit(1)
+    with open(pipe) as reading:
+        assert reading.readline() == "begun\n"
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert reading.read() == ""  # the end, once nobody inside has the other end
+    assert len(parts(images)) == 1
     debian_root(images)
     assert parts(images) == []
 
