@@ -29,6 +29,16 @@ class Capabilities:
     """Whether a checkpoint can hold processes and memory besides the disk."""
     disk_on_host: bool = True
     """Whether what a sandbox writes lies in a directory of the host, which a checkpoint can take as it is."""
+    host_base: bool = True
+    """Whether a sandbox can start from the host's own userland."""
+    host_network: bool = True
+    """Whether `network="host"` is the host's own interfaces; else a translated network of the sandbox's own."""
+    live_mounts: bool = True
+    """Whether a shown directory of the host follows its later changes; else it stays as it was at the start."""
+    adopts: bool = True
+    """Whether the disk of a live sandbox can be exchanged for a snapshot's."""
+    host_processes: bool = True
+    """Whether what runs in a sandbox are processes of the host, seen and counted there."""
 
 
 @dataclass(frozen=True)
