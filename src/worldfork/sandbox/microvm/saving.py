@@ -259,9 +259,9 @@ async def _migrate(monitor: Qmp, state_fd: int) -> None:
     await monitor.execute("migrate-set-capabilities", ignoring)
     await monitor.execute("getfd", {"fdname": "state"}, fds=[state_fd])
     await monitor.execute("migrate", {"uri": "fd:state"})
-    async with asyncio.timeout(_MIGRATION_S):
-        # There is nothing that tells but asking.
-        while (status := (await monitor.execute("query-migrate")).get("status")) != "completed":
-            if status in ("failed", "cancelled"):
-                raise SandboxError(f"QEMU could not save its devices: {status}", step="state")
-            await asyncio.sleep(_POLL_S)
+    end_s = time.monotonic() + _MIGRATION_S
+    # There is nothing that tells but asking.
+    while (status := (await monitor.execute("query-migrate")).get("status")) != "completed":
+        if status in ("failed", "cancelled") or time.monotonic() > end_s:
+            raise SandboxError(f"QEMU could not save its devices: {status}", step="state")
+        await asyncio.sleep(_POLL_S)
