@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from functools import partial
@@ -121,7 +122,8 @@ def through_each(items: AsyncIterator[T]) -> Generator[T]:
                 return
     finally:
         close = getattr(items, "aclose", None)
-        if close is not None:
+        # Of an iterator that is still open when the interpreter ends: its loop's thread runs no more.
+        if close is not None and not sys.is_finalizing():
             through(close)
 
 

@@ -287,7 +287,7 @@ class Live:
     async def _end(self) -> None:
         self.place.live.pop(self.sandbox_id, None)
         await self.kill()
-        if self._pid is not None and self.facts.network == "none":
+        if self._pid is not None and self.facts.network == "none" and self.place.disk_on_host(self.facts):
             self.place.stock()
         await self.see_out()
         fault("end:dead")

@@ -43,6 +43,7 @@ def record_of(facts: SandboxFacts, layers: tuple[str, ...], wanted: Wanted) -> S
             "working_dir": facts.working_dir,
             "limits": asdict(facts.limits),
             **({"ids": facts.ids} if facts.ids else {}),
+            **({"driver": facts.driver} if facts.driver != "namespace" else {}),
         },
         label=wanted.label,
         made_by="checkpoint",

@@ -139,6 +139,7 @@ class StartingState:
         if snapshot_id is not None and snapshot_id != record.snapshot_id:
             record = await self.here.work(lambda: self.here.store.snapshot(snapshot_id))
         options = StartOptions(
+            driver=self.here.settings.driver,
             limits=_limits(task),
             mounts=check_mounts([mount for mount in task.mounts if mount.at_grading or not grading]),
             timeout_s=ttl_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -20,6 +21,19 @@ ENOUGH_S = 20.0
 """Longer than anything here takes, shorter than the wait of an interrupted call."""
 
 pytestmark = pytest.mark.filterwarnings("error")
+
+
+def test_an_iterator_that_is_open_at_the_end_of_the_interpreter_holds_nobody_up() -> None:
+    program = (
+        "from worldfork.lineage.door import through_each\n"
+        "async def numbers():\n"
+        "    while True:\n"
+        "        yield 1\n"
+        "kept = through_each(numbers())\n"
+        "print(next(kept))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=ENOUGH_S, check=True)
+    assert (done.stdout, done.stderr) == ("1\n", "")
 
 
 class Interrupted:
