@@ -18,7 +18,7 @@ from worldfork.core.clock import boot_id
 from worldfork.core.errors import DriverUnavailable
 from worldfork.core.whole_file import whole_file
 from worldfork.sandbox.microvm.guest_image import GuestImage
-from worldfork.sandbox.microvm.machine import QEMU, Accel, Boot, Machine
+from worldfork.sandbox.microvm.machine import QEMU, TCG_CPU, Accel, Boot, Machine
 from worldfork.sandbox.microvm.ram import new_ram
 from worldfork.sandbox.microvm.wire import HEADER, Kind
 
@@ -92,7 +92,7 @@ def find_qemu(program: str = QEMU) -> Qemu:
 def cpu_mark(accel: Accel, cpuinfo: str) -> str:
     """Return what a saved machine must find again: TCG's processor is QEMU's own, that of KVM is the host's."""
     if accel == "tcg":
-        return "qemu max"
+        return f"qemu {TCG_CPU}"
     words: dict[str, str] = {}
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")

@@ -7,30 +7,31 @@ import math
 import os
 import socket
 import threading
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final
 
-from worldfork.core.errors import ConfigError, DriverUnavailable, LaunchFailed, OutOfSpace, SandboxError
+from worldfork.core.errors import ConfigError, DriverUnavailable, LaunchFailed, OutOfSpace, SandboxDied
 from worldfork.core.settings import Settings
 from worldfork.core.threads import in_thread
 from worldfork.records.sandbox import Limits, SandboxFacts
 from worldfork.sandbox.cgroups import CgroupLayout, detect_layout
-from worldfork.sandbox.command import CommandSpec
 from worldfork.sandbox.connection import Connection
 from worldfork.sandbox.driver import Begun, Capabilities, Ground, Started, StartPlan
 from worldfork.sandbox.microvm import inside, starting
+from worldfork.sandbox.microvm.blank import scratch_mib
 from worldfork.sandbox.microvm.connections import OutsideConnection, outside
-from worldfork.sandbox.microvm.control import control, reach
 from worldfork.sandbox.microvm.costs import Costs, costs
-from worldfork.sandbox.microvm.disks import chains_in, fresh_disks, scratch_mib, write_top
+from worldfork.sandbox.microvm.disks import chains_in, fresh_disks, write_top
 from worldfork.sandbox.microvm.exporting import copy_disk
-from worldfork.sandbox.microvm.host import Host, find_host
+from worldfork.sandbox.microvm.host import Host, file_mark, find_host
 from worldfork.sandbox.microvm.keep import Kept, put_down
 from worldfork.sandbox.microvm.machine import Network
 from worldfork.sandbox.microvm.manifest import Saved, read_running, read_saved
 from worldfork.sandbox.microvm.memories import Memories
 from worldfork.sandbox.microvm.ram import available_bytes
 from worldfork.sandbox.microvm.saving import MemorySaved, save_memory
+from worldfork.sandbox.microvm.shielded import to_its_end
 from worldfork.sandbox.microvm.starting import Origin
 from worldfork.sandbox.microvm.template import ensure_template
 from worldfork.sandbox.namespace import natural_form
@@ -42,14 +43,12 @@ QEMU_MIB: Final = 128
 START_BYTES: Final = 64 << 20
 """Of the host's memory that must be free for a start: QEMU's own, and what a guest touches at once."""
 START_S: Final = 30.0
-HOOK_S: Final = 10.0
 
 _UNLIMITED_MIB: Final = 4096
 """For a sandbox without a memory limit: a machine has some size."""
 _STEP_MIB: Final = 64
 _QEMU_THREADS: Final = 128
 _MIB: Final = 1 << 20
-_T = TypeVar("_T")
 
 
 class MicrovmDriver:
@@ -85,6 +84,11 @@ class MicrovmDriver:
             other_users=trusted,
             memory_checkpoint=True,
             disk_on_host=False,
+            host_base=False,
+            host_network=False,
+            live_mounts=False,
+            adopts=False,
+            host_processes=False,
         )
 
     def cgroups_of(self, sandbox_id: str) -> tuple[str, ...]:
@@ -131,20 +135,13 @@ class MicrovmDriver:
         try:
             async with asyncio.timeout(START_S):
                 await starting.come_ready(kept, plan, host, origin, generation)
-                connection = await _enter(plan, generation)
+                connection = await starting.enter(plan, generation)
         except BaseException as error:
-            words = await kept.last_words() if isinstance(error, SandboxError) else None
-            await put_down(kept)
-            if words is not None:
-                raise words from error
-            if isinstance(error, TimeoutError):
-                raise LaunchFailed(
-                    f"the machine did not answer within {START_S:.0f} s",
-                    remedy="start fewer at a time",
-                    sandbox_id=plan.facts.sandbox_id,
-                ) from None
-            raise
-        return _started(kept, connection)
+            told = await _failed(kept, plan, error)
+            if told is error:
+                raise
+            raise told from error
+        return Started(pid=kept.pid, connection=connection, leash=kept.let_go())
 
     async def reroot(
         self, facts: SandboxFacts, ground: Ground, namespaces: list[int], kept: tuple[int, ...]
@@ -195,16 +192,17 @@ class MicrovmDriver:
 
     def _find_host(self) -> Host:
         with self._finding:
-            if self._host is None:
+            # An upgrade while this process runs makes it another QEMU, whose memories are its own.
+            if self._host is None or self._host.qemu_file != file_mark(self._host.qemu.program):
                 self._host = find_host(self._images, allow_tcg=self._allow_tcg)
             return self._host
 
     async def _origin(self, host: Host, plan: StartPlan) -> Origin:
         if plan.memory is not None:
-            return await in_thread(self._saved_origin, host, plan.memory, plan)
+            return await _lent(in_thread(self._saved_origin, host, plan.memory, plan))
         ram_bytes, vcpus = machine_size(plan.facts.limits)
         template = await in_thread(ensure_template, self._images, host, ram_bytes, vcpus)
-        return await in_thread(self._fresh_origin, host, template, plan)
+        return await _lent(in_thread(self._fresh_origin, host, template, plan))
 
     def _saved_origin(self, host: Host, directory: Path, plan: StartPlan) -> Origin:
         saved = read_saved(directory)
@@ -268,50 +266,35 @@ def _check_memory() -> None:
         )
 
 
-async def _enter(plan: StartPlan, generation: int) -> Connection:
-    """Make a restored guest this sandbox's own, and connect to the init inside."""
-    run = Path(plan.facts.run)
-    has_hook = False
-    async with control(run) as guest:
-        if plan.memory is None:
-            await starting.resume(guest, generation)
-            await starting.mount(guest, plan)
-            await starting.launch(run, plan)
-        else:
-            items = [("hostname", plan.hostname), *starting.identity_items(plan), ("program", inside.HOOK)]
-            missing = await starting.resume(guest, generation, *items)
-            has_hook = inside.HOOK.encode() not in missing.split(b"\0")
-    connection = await Connection.open(reach(run / "sock"), sandbox_id=plan.facts.sandbox_id)
+async def _lent(work: Coroutine[Any, Any, Origin]) -> Origin:
+    """Wait for what a machine starts from; a caller who is cancelled waits too, and gives the memory back."""
+    task = asyncio.ensure_future(work)
     try:
-        if has_hook:
-            await _run_hook(connection, plan)
-    except BaseException:
-        connection.close()
+        return await to_its_end(task)
+    except asyncio.CancelledError:
+        if task.done() and not task.cancelled() and task.exception() is None:
+            os.close(task.result().ram_fd)
         raise
-    return connection
 
 
-async def _run_hook(connection: Connection, plan: StartPlan) -> None:
-    """Let a memory fork renew what only its own programs know of.
-
-    Raises:
-        LaunchFailed: the hook failed, or did not end in time.
-    """
-    spec = CommandSpec((inside.HOOK,), env=plan.env, timeout_s=HOOK_S, user="0")
-    result = await connection.run(spec, max_output_bytes=64 << 10, keep_tail=True)
-    if result.ok:
-        return
-    how = f"did not end within {HOOK_S:g} s" if result.timed_out else f"ended with {result.exit_code}"
-    raise LaunchFailed(
-        f"{inside.HOOK} {how} in a fork: {result.stderr[-500:].strip()}",
-        remedy="mend it in the sandbox, and take the memory checkpoint again",
-        sandbox_id=plan.facts.sandbox_id,
-        step="hook",
-    )
-
-
-def _started(kept: Kept, connection: Connection) -> Started:
-    return Started(pid=kept.pid, connection=connection, leash=kept.let_go())
+async def _failed(kept: Kept, plan: StartPlan, error: BaseException) -> BaseException:
+    """End a machine that did not start; return the error to raise."""
+    died = isinstance(error, SandboxDied) or isinstance(error.__cause__, SandboxDied)
+    try:
+        words = await kept.last_words() if died else None
+    finally:
+        await put_down(kept)
+    if isinstance(error, TimeoutError):
+        return LaunchFailed(
+            f"the machine did not answer within {START_S:.0f} s",
+            remedy="start fewer at a time",
+            sandbox_id=plan.facts.sandbox_id,
+        )
+    if words is not None or isinstance(error, SandboxDied):
+        return words or LaunchFailed(
+            f"the machine ended while it started: {error}", sandbox_id=plan.facts.sandbox_id, step="machine"
+        )
+    return error
 
 
 def _keeps_root(facts: SandboxFacts) -> DriverUnavailable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from worldfork.core.errors import DriverUnavailable
 from worldfork.sandbox.microvm import accel, guest_image
 from worldfork.sandbox.microvm.accel import Decision, Qemu
-from worldfork.sandbox.microvm.disks import empty_disk
+from worldfork.sandbox.microvm.blank import empty_disk
 from worldfork.sandbox.microvm.guest_image import GuestImage
 from worldfork.sandbox.microvm.keep import AGENT_FD, DISKS_FD, QMP_FD, RAM_FD
 from worldfork.sandbox.microvm.machine import Boot, Disk, Machine, Network, Restore
@@ -28,6 +29,8 @@ class Host:
     decision: Decision
     cpu: str
     """`accel.cpu_mark`."""
+    qemu_file: tuple[int, int]
+    """`file_mark` of QEMU's program."""
 
     def build(self, ram_bytes: int, vcpus: int) -> Build:
         """Return what a machine that is saved here must find again."""
@@ -75,6 +78,15 @@ class Host:
         )
 
 
+def file_mark(path: str) -> tuple[int, int]:
+    """Return what tells a program from one that took its place; zeros where there is none."""
+    try:
+        info = os.stat(path)
+    except OSError:
+        return 0, 0
+    return info.st_ino, info.st_mtime_ns
+
+
 def find_host(images: Path, *, allow_tcg: bool) -> Host:
     """Find out what this machine can do; blocking, up to 10 s where KVM is tried for the first time.
 
@@ -89,7 +101,8 @@ def find_host(images: Path, *, allow_tcg: bool) -> Host:
         )
     image = guest_image.build_image(images, kernel, program_path().read_bytes())
     decision = accel.decide(images, qemu, allow_tcg=allow_tcg, attempt=lambda: accel.boot_under_kvm(qemu, image))
-    return Host(qemu, image, decision, accel.cpu_mark(decision.accel, _CPUINFO.read_text(encoding="utf-8")))
+    cpu = accel.cpu_mark(decision.accel, _CPUINFO.read_text(encoding="utf-8"))
+    return Host(qemu, image, decision, cpu, file_mark(qemu.program))
 
 
 def plug(chains: Iterable[DiskChain], opened: Mapping[str, int]) -> tuple[tuple[Disk, ...], dict[int, int]]:

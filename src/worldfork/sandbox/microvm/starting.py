@@ -15,10 +15,11 @@ from worldfork.core.errors import LaunchFailed, SandboxError
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox import wire as sandbox_wire
 from worldfork.sandbox.cgroups import CgroupLayout
-from worldfork.sandbox.connection import IN_MACHINE
+from worldfork.sandbox.command import CommandSpec
+from worldfork.sandbox.connection import IN_MACHINE, Connection
 from worldfork.sandbox.driver import StartPlan
 from worldfork.sandbox.microvm import inside, qmp, wire
-from worldfork.sandbox.microvm.control import Control, exactly, open_stream
+from worldfork.sandbox.microvm.control import Control, control, exactly, open_stream, reach
 from worldfork.sandbox.microvm.disks import POINTS_NAME, bound_paths, has_trees, open_chains, points_of, shown_paths
 from worldfork.sandbox.microvm.host import Host, plug
 from worldfork.sandbox.microvm.keep import RAM_FD, STATE_FD, Kept, base_items, new_generation, own_user, start_keep
@@ -30,6 +31,7 @@ from worldfork.sandbox.program import encode_plan
 from worldfork.sandbox.remedies import explain
 
 ENTROPY_BYTES: Final = 64
+HOOK_S: Final = 10.0
 _LAUNCHED: Final = 110
 _ADDRESS: Final = "eth0\t10.0.2.15/24\t10.0.2.2"
 _NAME_SERVER: Final = "nameserver 10.0.2.3"
@@ -106,6 +108,53 @@ async def come_ready(kept: Kept, plan: StartPlan, host: Host, origin: Origin, ge
         async with qmp.connect(run / "qmp") as monitor:
             await continue_from(monitor, STATE_FD)
     await kept.ready()
+
+
+async def enter(plan: StartPlan, generation: int) -> Connection:
+    """Make a restored guest this sandbox's own, and connect to the init inside.
+
+    Raises:
+        LaunchFailed, OutOfSpace: with what the guest said.
+        SandboxDied: the machine has ended.
+    """
+    run = Path(plan.facts.run)
+    has_hook = False
+    async with control(run) as guest:
+        if plan.memory is None:
+            await resume(guest, generation)
+            await mount(guest, plan)
+            await launch(run, plan)
+        else:
+            items = [("hostname", plan.hostname), *identity_items(plan), ("program", inside.HOOK)]
+            missing = await resume(guest, generation, *items)
+            has_hook = inside.HOOK.encode() not in missing.split(b"\0")
+    connection = await Connection.open(reach(run / "sock"), sandbox_id=plan.facts.sandbox_id)
+    try:
+        if has_hook:
+            await _run_hook(connection, plan)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def _run_hook(connection: Connection, plan: StartPlan) -> None:
+    """Let a memory fork renew what only its own programs know of.
+
+    Raises:
+        LaunchFailed: the hook failed, or did not end in time.
+    """
+    spec = CommandSpec((inside.HOOK,), env=plan.env, timeout_s=HOOK_S, user="0")
+    result = await connection.run(spec, max_output_bytes=64 << 10, keep_tail=True)
+    if result.ok:
+        return
+    how = f"did not end within {HOOK_S:g} s" if result.timed_out else f"ended with {result.exit_code}"
+    raise LaunchFailed(
+        f"{inside.HOOK} {how} in a fork: {result.stderr[-500:].strip()}",
+        remedy="mend it in the sandbox, and take the memory checkpoint again",
+        sandbox_id=plan.facts.sandbox_id,
+        step="hook",
+    )
 
 
 async def resume(guest: Control, generation: int, *items: tuple[str, str]) -> bytes:

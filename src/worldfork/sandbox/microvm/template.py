@@ -15,8 +15,8 @@ from worldfork.core.errors import LaunchFailed
 from worldfork.core.ids import content_id
 from worldfork.core.remove import remove_tree
 from worldfork.sandbox.microvm import inside, pages, qmp, ram, wire
+from worldfork.sandbox.microvm.blank import new_empty_disk
 from worldfork.sandbox.microvm.control import control
-from worldfork.sandbox.microvm.disks import new_empty_disk
 from worldfork.sandbox.microvm.host import Host, plug
 from worldfork.sandbox.microvm.keep import RAM_FD, Kept, base_items, new_generation, start_keep
 from worldfork.sandbox.microvm.machine import Boot, SavedBy, tsc_khz

@@ -61,7 +61,10 @@ def cached_image(directory: Path, trees: Mapping[str, tuple[str, Path]]) -> Path
         OutOfSpace: the disk is full.
     """
     target = directory / f"{image_id({name: tree for name, (tree, _) in trees.items()})}.erofs"
-    if not target.exists():
+    try:
+        # When it was last asked for, for whoever looks for what is of no more use.
+        os.utime(target)
+    except FileNotFoundError:
         directory.mkdir(parents=True, exist_ok=True)
         paths = {name: path for name, (_, path) in trees.items()}
         # Layers of an ordinary user's sandboxes belong to ids that this process is not.
@@ -87,7 +90,7 @@ def write_image(target: Path, trees: Mapping[str, Path]) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OutOfSpace(
                 f"no space for the image {target}",
-                remedy="free some on that disk, or worldfork store prune",
+                remedy="free some on that disk, or worldfork image prune",
                 scope="host",
             ) from error
         raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from worldfork.core.errors import ConfigError, DriverUnavailable, NotFound
 from worldfork.records.sandbox import Base, Limits, SandboxFacts
 from worldfork.sandbox.driver import Ground, ShownTree, StartPlan
-from worldfork.sandbox.microvm import disks
+from worldfork.sandbox.microvm import blank, disks
 from worldfork.sandbox.microvm.disks import DISK_BYTES, bound_paths, fresh_disks, short_names, shown_paths, tree_mark
 from worldfork.sandbox.microvm.host import plug
 from worldfork.sandbox.microvm.keep import DISKS_FD
@@ -98,13 +97,13 @@ def test_a_tree_that_is_gone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("disk_mb", [0, 7, (DISK_BYTES >> 20) + 1])
 def test_a_disk_of_an_impossible_size(tmp_path: Path, disk_mb: int) -> None:
     with pytest.raises(ConfigError):
-        disks.scratch_image(tmp_path, disk_mb)
+        blank.scratch_image(tmp_path, disk_mb)
 
 
 def test_no_program_that_makes_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     with pytest.raises(DriverUnavailable) as caught:
-        disks.scratch_image(tmp_path, 16)
+        blank.scratch_image(tmp_path, 16)
     assert "e2fsprogs" in caught.value.remedy
     assert list((tmp_path / "scratch").iterdir()) == []
 
@@ -116,7 +115,10 @@ def test_no_program_that_makes_file_systems(tmp_path: Path, monkeypatch: pytest.
 def test_fresh_disks_are_made_once(plan: StartPlan, tmp_path: Path) -> None:
     first = fresh_disks(tmp_path / "images", plan)
     (tmp_path / "run" / disks.SCRATCH_TOP).unlink()
+    for path in (tmp_path / "images" / disks.TREES).iterdir():
+        os.utime(path, (1, 1))
     assert fresh_disks(tmp_path / "images", plan) == first
+    assert all(path.stat().st_mtime > 1 for path in (tmp_path / "images" / disks.TREES).iterdir()), "asked for again"
     base, layers, (top, empty) = first
     assert [Path(file.path).suffix for file in (*base, *layers, empty)] == [".erofs", ".erofs", ".ext4"]
     assert (top.path, top.format) == (str(tmp_path / "run" / disks.SCRATCH_TOP), "qcow2")
@@ -124,18 +126,6 @@ def test_fresh_disks_are_made_once(plan: StartPlan, tmp_path: Path) -> None:
     assert not said or "ext2" in said or "ext4" in said
     assert os.stat(empty.path).st_size == 64 << 30
     assert os.stat(empty.path).st_blocks * 512 < 4 << 20
-
-
-def test_images_that_were_not_used_of_late_are_forgotten(tmp_path: Path) -> None:
-    trees = tmp_path / disks.TREES
-    trees.mkdir()
-    for name, age_s in (("old", 3600), ("new", 10)):
-        (trees / f"{name}.erofs").write_bytes(bytes(8192))
-        moment_s = time.time() - age_s
-        os.utime(trees / f"{name}.erofs", (moment_s, moment_s))
-    assert disks.forget_images(tmp_path, 600) == (1, 8192)
-    assert [path.name for path in trees.iterdir()] == ["new.erofs"]
-    assert disks.forget_images(tmp_path / "none", 0) == (0, 0)
 
 
 def test_smaller_disks_are_shown_below_an_empty_one(tmp_path: Path) -> None:
@@ -152,7 +142,7 @@ def test_smaller_disks_are_shown_below_an_empty_one(tmp_path: Path) -> None:
     assert [disk.format for disk in (base, base.backing, layers, scratch)] == ["qcow2", "raw", "qcow2", "qcow2"]
     assert sorted(numbers) == list(range(DISKS_FD, DISKS_FD + 5))
     assert numbers[base.backing.fd] == 101
-    assert numbers[base.fd] == numbers[layers.fd] == disks.empty_disk()
+    assert numbers[base.fd] == numbers[layers.fd] == blank.empty_disk()
     assert (numbers[scratch.fd], numbers[scratch.backing.fd]) == (102, 103)
 
 
