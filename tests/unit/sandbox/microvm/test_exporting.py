@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import shutil
 import socket
 import stat
@@ -21,7 +22,15 @@ import pytest
 from worldfork.content.entry import Entry
 from worldfork.content.layer import walk
 from worldfork.content.marks import mark
-from worldfork.core.errors import NotCapturable, OutOfSpace, SandboxDied, SandboxError, StoreError
+from worldfork.core.errors import (
+    NotCapturable,
+    OutOfSpace,
+    SandboxDied,
+    SandboxError,
+    StoreError,
+    WorldforkError,
+)
+from worldfork.core.remove import remove_tree
 from worldfork.sandbox.microvm import wire
 from worldfork.sandbox.microvm.exporting import copy_disk, receive_layer
 
@@ -236,6 +245,29 @@ def test_what_no_guest_of_ours_sends_is_refused(name: str, tmp_path: Path) -> No
         receive(ROOT + HOSTILE[name] + END, place / "layer")
     assert os.listdir(tmp_path) == ["place"]
     assert os.listdir(place) in ([], ["layer"])
+
+
+def test_a_stream_with_any_wrong_byte_is_taken_or_refused(tmp_path: Path) -> None:
+    opaque = xattr(mark("opaque", FORM).encode(), b"y") + xattr(b"user.a", b"value")
+    whole = ROOT + record("d", b"d", xattrs=opaque) + a_file(b"d/f", b"content", links=2, inode=7)
+    whole += record("l", b"d/l", target=b"f") + record("f", b"e", again=1, inode=7, size=7) + record("p", b"p") + END
+    assert receive(whole, tmp_path / "whole") == 4096
+    draw = random.Random(5)
+    refused = 0
+    for number in range(400):
+        data = bytearray(whole)
+        for _ in range(draw.randint(1, 3)):
+            data[draw.randrange(len(data))] = draw.choice((0, 1, 0x2E, 0x2F, 0x7F, 0xFF, draw.randrange(256)))
+        place = tmp_path / str(number)
+        place.mkdir()
+        try:
+            receive(bytes(data), place / "layer")
+        except WorldforkError:
+            refused += 1
+        assert os.listdir(place) in ([], ["layer"])
+        assert sorted(os.listdir(tmp_path)) == sorted(["whole", str(number)])
+        remove_tree(place)
+    assert 100 < refused < 400
 
 
 def test_a_stream_goes_not_on_after_its_end(tmp_path: Path) -> None:
