@@ -31,6 +31,15 @@ TESTS_THAT_NEED = {
         "test_what_the_kernel_lets_go_of_a_moment_late_is_waited_for",
         "test_a_winner_is_promoted",
     ),
+    "memory_checkpoint": (
+        "test_what_runs_is_in_the_snapshot_and_its_source_goes_on",
+        "test_each_fork_goes_on_by_itself_at_any_depth",
+        "test_a_fork_has_its_own_identity_before_it_is_handed_out",
+        "test_a_hook_runs_first_and_its_failure_is_that_child_s",
+        "test_connections_that_leave_are_refused_unless_told_otherwise",
+        "test_a_suspended_sandbox_comes_back_as_the_one_it_was",
+        "test_what_a_memory_snapshot_cannot_do_is_refused",
+    ),
     "host_processes": (
         "test_limits_that_end_processes_are_counted",
         "test_what_is_gone_and_was_never_waited_for_has_used_its_cpu",
@@ -44,7 +53,7 @@ TESTS = {test: capability for capability, tests in TESTS_THAT_NEED.items() for t
 
 def able(capabilities: Capabilities, name: str) -> bool:
     """Whether a driver can do what the capability `name` says."""
-    return bool(getattr(capabilities, name, capabilities.disk_on_host))
+    return bool(getattr(capabilities, name))
 
 
 def lacks(test: str, capabilities: Capabilities) -> str:

@@ -10,11 +10,10 @@ from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.place import place
 from worldfork.records.snapshot import CheckpointType
 from worldfork.sandbox.driver import Capabilities
+from worldfork.sandbox.microvm.inside import HOOK
 from worldfork.testing.adapter import Abilities, Order, Ran, Wanted
 
 OUTPUT_BYTES = 64 << 20
-HOOK = "/etc/worldfork/after-fork"
-"""What a fork with memory runs before it is handed out."""
 PATIENCE = 4.0
 """For guests that QEMU interprets."""
 _SNAPSHOT = "sn-"
