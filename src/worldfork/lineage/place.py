@@ -14,16 +14,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from worldfork.core.clock import SystemClock
-from worldfork.core.errors import ConfigError, SandboxError, StoreError, WorldforkError
+from worldfork.core.errors import SandboxError, StoreError, WorldforkError
 from worldfork.core.settings import Settings, load_settings
+from worldfork.lineage.drivers import Drivers
 from worldfork.lineage.durable import Synchroniser
 from worldfork.lineage.upkeep import Upkeep
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox.cgroups import remove_groups
 from worldfork.sandbox.driver import Driver
-from worldfork.sandbox.namespace import NamespaceDriver
 from worldfork.sandbox.pressure import HostKills
-from worldfork.sandbox.probe import proved_ids
 from worldfork.store.faultpoints import fault
 from worldfork.store.home import open_home
 from worldfork.store.store import Holder, Store, SweepReport
@@ -38,6 +37,8 @@ _log = logging.getLogger("worldfork")
 _WORKERS = 4
 _SPARE_S = 1.0
 """How long after the last sandbox a start that was begun beforehand is kept."""
+_IMAGES_S = 7 * 86_400.0
+"""How long what was made for machines stays although nobody asks for it."""
 
 _places: dict[tuple[int, Settings], Place] = {}
 _lock = threading.Lock()
@@ -51,11 +52,8 @@ class Place:
         self.clock = SystemClock()
         self.home = open_home(settings)
         self.store = Store.open(self.home, ttl_s=settings.lease_ttl_s)
-        self.driver = NamespaceDriver(settings)
-        """The one whose sandboxes write to directories of this host; the store's form and ids are its own."""
-        self.driver.ids = proved_ids(settings, self.driver.form, self.home.scratch / "id-range", self.home.tmp)
-        self._machines: MicrovmDriver | None = None
-        self._making = threading.Lock()
+        self.drivers = Drivers(settings, self.home)
+        self.driver = self.drivers.own
         self.live: dict[str, Live] = {}
         """Sandboxes that this process started, by id; all but the detached ones end with it."""
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="worldfork-work")
@@ -80,7 +78,7 @@ class Place:
                 str(self.home.run),
                 self.settings.reserve_bytes,
                 living=lambda: list(self.live.values()),
-                rest=lambda: self._drop_spares(_SPARE_S),
+                rest=lambda: self.drivers.drop_spare(_SPARE_S),
                 kills=self.host_kills,
             )
         self._watch.start()
@@ -94,35 +92,12 @@ class Place:
 
         Raises:
             ConfigError: there is none of this name.
-            DriverUnavailable: this machine lacks what it needs.
         """
-        name = named if isinstance(named, str) else named.driver
-        return self.driver if name == self.driver.name else self.machines(name)
+        return self.drivers.named(named if isinstance(named, str) else named.driver)
 
-    def machines(self, name: str = "microvm") -> MicrovmDriver:
-        """Return the driver whose sandboxes are virtual machines; made on first use.
-
-        Raises:
-            ConfigError: `name` is another's. DriverUnavailable: this machine lacks what it needs.
-        """
-        if name != "microvm":
-            raise ConfigError(f"there is no driver {name!r}", remedy='use "namespace" or "microvm"', name=name)
-        with self._making:
-            if self._machines is None:
-                from worldfork.sandbox.microvm.driver import MicrovmDriver
-
-                self._machines = MicrovmDriver(self.settings, self.home.images)
-            return self._machines
-
-    def _drop_spares(self, unused_s: float = 0.0) -> bool:
-        remains = self.driver.drop_spare(unused_s)
-        return (self._machines is not None and self._machines.drop_spare(unused_s)) or remains
-
-    def _forget_spares(self) -> None:
-        self._making = threading.Lock()
-        self.driver.forget_spare()
-        if self._machines is not None:
-            self._machines.forget_spare()
+    def machines(self, name: str) -> MicrovmDriver:
+        """Return the driver of machines of a name; see `Drivers.machines`."""
+        return self.drivers.machines(name)
 
     async def work(self, call: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
         """Run a blocking call of the store in a worker thread; a cancelled caller still waits for its end.
@@ -259,6 +234,7 @@ class Place:
             # A second try at what the report may have already.
             found = error.fields.get("failures") or [(str(self.home.trash), str(error))]
             report.failures += [failure for failure in found if failure not in report.failures]
+        self._drop_images()
         return report
 
     def close(self) -> None:
@@ -269,7 +245,7 @@ class Place:
         self.live.clear()
         if self._watch is not None:
             self._watch.stop()
-        self._drop_spares()
+        self.drivers.drop_spare()
         self.upkeep.stop()
         self._workers.shutdown(wait=True)
         self._slow.shutdown(wait=True)
@@ -307,6 +283,17 @@ class Place:
         for name in found:
             if name not in known:
                 self._trash_run(name)
+
+    def _drop_images(self) -> None:
+        """Remove what was made for machines and nobody has asked for of late; it is made again where it is wanted."""
+        if not (self.home.images / "trees").is_dir():
+            return  # nor is any of what knows of machines loaded
+        from worldfork.sandbox.microvm.unused import drop_unused
+
+        try:
+            drop_unused(self.home.images, self.home.run, _IMAGES_S)
+        except (WorldforkError, OSError) as error:
+            _log.warning("images of machines that nobody uses could not be removed: %s", error)
 
     def _empty_trash(self) -> None:
         try:
@@ -347,7 +334,7 @@ def drop_spares() -> None:
     """Let go of starts that were begun beforehand, now instead of a second later. For tests that count what is left."""
     for (pid, _), one in list(_places.items()):
         if pid == os.getpid():
-            one._drop_spares()
+            one.drivers.drop_spare()
 
 
 def close_place(one: Place) -> None:
@@ -372,7 +359,7 @@ def _forked() -> None:
     global _lock
     _lock = threading.Lock()
     for one in _places.values():
-        one._forget_spares()
+        one.drivers.forget_spare()
         one.upkeep.forget()
 
 
