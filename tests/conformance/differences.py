@@ -23,6 +23,7 @@ TESTS_THAT_NEED = {
         "test_its_own_disk_is_its_own_doing",
         "test_directories_nested_out_of_sight_do_not_hide_what_they_hold",
         "test_a_flood_of_empty_files_is_a_use_of_disk",
+        "test_a_mount_in_the_way_of_a_removal_is_left_alone",
     ),
     "adopts": (
         "test_the_disk_of_a_fork_and_back",
@@ -44,6 +45,7 @@ TESTS_THAT_NEED = {
         "test_limits_that_end_processes_are_counted",
         "test_what_is_gone_and_was_never_waited_for_has_used_its_cpu",
         "test_threads_that_want_a_cpu_are_told_from_those_that_sleep",
+        "test_no_way_of_forking_leaves_the_limits_of_the_sandbox",
     ),
 }
 """By capability: the tests that show nothing without it. Others ask within, by `able` or the fixture `needs`."""

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.conformance.conftest import Sandboxes
+from tests.conformance.conftest import Sandboxes, share_images
 from tests.conformance.inside import shell
 
 from worldfork import (
@@ -30,6 +30,7 @@ def kept() -> SnapshotStore:
 
 
 def another_home(patch: pytest.MonkeyPatch, directory: Path) -> None:
+    share_images(Path(os.environ["WORLDFORK_HOME"]), directory)
     patch.setenv("WORLDFORK_HOME", str(directory))
     patch.setenv("WORLDFORK_SCRATCH", str(directory))
 
