@@ -57,7 +57,7 @@ def flatten(target: Path, files: Sequence[Path]) -> None:
                 raise reader.damaged("it has too many clusters")
         if len(sizes) != 1:
             raise Corrupt("the files of a disk differ in size", expected="one size", actual=sorted(sizes))
-        out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
         try:
             _write(out, sizes.pop(), sources)
         except BaseException:

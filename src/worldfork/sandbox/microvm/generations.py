@@ -107,22 +107,27 @@ def _place_of(places: Sequence[tuple[int, int]], page: int) -> int:
     return at + (page - first) * PAGE_BYTES
 
 
-def shorten(chain: DiskChain, target: Path) -> DiskChain:
-    """Return a disk whose many files have become one in `target`; the same one where they are few. Blocking.
+def settle(chain: DiskChain, writable: int, target: Path) -> DiskChain:
+    """Return a disk with one other file in the place of those that QEMU has written, or of all where they are many.
+
+    QEMU has left them, but could still write them, whoever rules it by now; nobody can write the other. Blocking.
 
     Args:
-        chain: with absolute paths; no file may change any more.
+        chain: with absolute paths.
+        writable: how many of the topmost files QEMU has written.
         target: must not be there.
 
     Raises:
         Corrupt: one is damaged.
         OSError: one cannot be read, or the other not be written.
     """
-    many = [file for file in chain if file.format == "qcow2"]
-    if len(many) <= CHAIN_LIMIT:
-        return chain
-    flatten(target, [Path(file.path) for file in many])
-    return (DiskFile(str(target), "qcow2"), *chain[len(many) :])
+    many = sum(file.format == "qcow2" for file in chain)
+    replaced = many if many > CHAIN_LIMIT else writable
+    if replaced == 1:
+        copy(Path(chain[0].path), target)
+    else:
+        flatten(target, [Path(file.path) for file in chain[:replaced]])
+    return (DiskFile(str(target), "qcow2"), *chain[replaced:])
 
 
 def link_disks(target: Path, chains: Sequence[DiskChain]) -> tuple[DiskChain, ...]:
@@ -163,6 +168,15 @@ def link(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in _NOT_LINKED:
             raise
+    copy(source, target)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file, with its holes, by sharing its blocks where the file system does that.
+
+    Raises:
+        OSError: it cannot be read, or the other not be written.
+    """
     reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
         writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)

@@ -19,7 +19,7 @@ from worldfork.content.failures import naming
 from worldfork.core.errors import Corrupt, NotFound, OutOfSpace, SandboxDied, SandboxError, WorldforkError
 from worldfork.sandbox.microvm.connections import OutsideConnection, ask_outside, close_outside
 from worldfork.sandbox.microvm.control import Control, control
-from worldfork.sandbox.microvm.generations import link_disks, shorten, write_ram
+from worldfork.sandbox.microvm.generations import link_disks, settle, write_ram
 from worldfork.sandbox.microvm.machine import SavedBy
 from worldfork.sandbox.microvm.manifest import (
     STATE,
@@ -198,9 +198,8 @@ class _Saver:
         with naming(target.name, "written"):
             earlier = _page_files(Path(running.memory))
             ram = write_ram(target, Path(running.memory), earlier, self._ram_fd, self._pages)
-            disks = link_disks(target, self._shortened())
-            for name in (STATE, disks[-1][0].path):
-                (target / name).chmod(0o400)
+            disks = link_disks(target, self._settled())
+            (target / STATE).chmod(0o400)
             state = (target / STATE).read_bytes()
             write_saved(target, Saved(running.build, self._how, ram, disks, digest_state(state), facts))
             written = [file.path for file in disks[-1] if file.format == "qcow2"]
@@ -215,13 +214,14 @@ class _Saver:
                 generation=len(ram) - 1,
             )
 
-    def _shortened(self) -> tuple[DiskChain, ...]:
-        """Return the disks with few files, and let the next checkpoint begin with those too."""
+    def _settled(self) -> tuple[DiskChain, ...]:
+        """Return the disks in files that QEMU cannot write, and let the next checkpoint begin with those too."""
         disk = self._disk
-        chain = shorten(disk.chains[-1], disk.whole)
-        if chain != disk.chains[-1]:
-            disk = replace(disk, chains=(*disk.chains[:-1], chain))
-            write_running(self._run, disk.continued())
+        written = disk.written
+        disk = replace(disk, chains=(*disk.chains[:-1], settle(disk.chains[-1], len(written), disk.settled)))
+        write_running(self._run, disk.continued())
+        for path in written:
+            path.unlink()  # QEMU has it open as long as it needs it
         return disk.chains
 
     def _opened(self, path: str, flags: int) -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from worldfork.core.errors import SandboxError
 from worldfork.sandbox.microvm import qcow2
 from worldfork.sandbox.microvm.disks import DISK_BYTES, SCRATCH_TOP
 from worldfork.sandbox.microvm.manifest import DiskChain, DiskFile, Running
 from worldfork.sandbox.microvm.qmp import Qmp
+
+_SETTLED: Final = "settled"
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,15 @@ class Scratch:
         return self.run / _file_name(self.number + 1)
 
     @property
-    def whole(self) -> Path:
-        """Where all that lies below that can be as one file."""
-        return self.run / f"{Path(SCRATCH_TOP).stem}.to{self.number}.qcow2"
+    def settled(self) -> Path:
+        """Where what QEMU has written so far is kept, in a file that it has no part in."""
+        return self.run / f"{_SETTLED}.{self.number}.qcow2"
+
+    @property
+    def written(self) -> list[Path]:
+        """Files that QEMU has written and left, the last one first: more than one only after a failed checkpoint."""
+        paths = [Path(file.path) for file in self.chains[-1]]
+        return [path for path in paths if path.parent == self.run and not path.name.startswith(_SETTLED)]
 
     def make_next(self) -> Path:
         """Make the file that will be written after the checkpoint; one that is there was never used.

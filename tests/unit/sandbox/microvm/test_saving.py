@@ -80,7 +80,7 @@ def test_what_others_have_already_is_only_linked(machine: StandIn, tmp_path: Pat
         ("memory/ram.0", "saved/ram.0"),
         ("base.erofs", "saved/disk0.0.raw"),
         ("memory/disk2.0.raw", "saved/disk2.0.raw"),
-        ("run/scratch.qcow2", "saved/disk2.1.qcow2"),
+        ("run/settled.0.qcow2", "saved/disk2.1.qcow2"),
     ]
     for one, other in pairs:
         assert os.path.samefile(tmp_path / one, tmp_path / other)
@@ -94,14 +94,28 @@ def test_the_machine_writes_to_another_file_afterwards(machine: StandIn, tmp_pat
     save(machine, "second")
     assert machine.node == "d2n2"
     chain = manifest.read_running(machine.run).disks[-1]
-    names = ["scratch.2.qcow2", "scratch.1.qcow2", "scratch.qcow2", "disk2.0.raw"]
+    names = ["scratch.2.qcow2", "settled.1.qcow2", "settled.0.qcow2", "disk2.0.raw"]
     assert [Path(file.path).name for file in chain] == names
     second = manifest.read_saved(tmp_path / "second")
     assert len(second.disks[-1]) == 3
-    assert os.path.samefile(tmp_path / "second" / second.disks[-1][0].path, machine.run / "scratch.1.qcow2")
+    assert os.path.samefile(tmp_path / "second" / second.disks[-1][0].path, machine.run / "settled.1.qcow2")
     assert second.ram == ("ram.0", "ram.1")
     assert content(tmp_path / "saved") == EXPECTED
     assert content(tmp_path / "second") == EXPECTED[: 6 * PAGE_BYTES] + page(3) + EXPECTED[7 * PAGE_BYTES :]
+
+
+def test_what_was_written_is_out_of_the_reach_of_whoever_wrote_it(machine: StandIn, tmp_path: Path) -> None:
+    with open(machine.run / "scratch.qcow2", "r+b") as of_qemu:
+        of_qemu.seek(1 << 20)
+        of_qemu.write(b"before")
+        of_qemu.flush()
+        save(machine)
+        of_qemu.seek(1 << 20)
+        of_qemu.write(b"after!")
+    kept = tmp_path / "saved" / "disk2.1.qcow2"
+    assert kept.read_bytes()[1 << 20 :] == b"before"
+    assert kept.stat().st_blocks * 512 < 1 << 20
+    assert not (machine.run / "scratch.qcow2").exists()
 
 
 def test_a_disk_is_what_qemu_writes_and_not_what_somebody_dead_wrote_down(machine: StandIn, tmp_path: Path) -> None:
@@ -211,6 +225,7 @@ def test_a_disk_of_many_files_becomes_one_for_later_checkpoints_too(machine: Sta
         chain = manifest.read_saved(tmp_path / f"saved{number}").disks[-1]
         assert [file.format for file in chain].count("qcow2") == number % generations.CHAIN_LIMIT + 1
         assert chain[-1].path == "disk2.0.raw"
+        assert (tmp_path / f"saved{number}" / chain[0].path).stat().st_mode & 0o777 == 0o400
     assert machine.node == f"d2n{generations.CHAIN_LIMIT + 2}"
 
 
@@ -296,10 +311,16 @@ def fails_with(number: int) -> Callable[..., None]:
 def test_a_disk_that_does_not_take_the_pages_is_told(
     machine: StandIn, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
 ) -> None:
-    monkeypatch.setattr(saving, "write_ram", fails_with(number))
-    with pytest.raises(kind):
-        save(machine)
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "write_ram", fails_with(number))
+        with pytest.raises(kind):
+            save(machine, "failed")
     assert in_the_pause(machine) == PAUSED
+    # What that one left behind is in the next.
+    save(machine)
+    chain = manifest.read_saved(machine.run.parent / "saved").disks[-1]
+    assert [file.path for file in chain] == ["disk2.1.qcow2", "disk2.0.raw"]
+    assert sorted(path.name for path in machine.run.glob("*.qcow2")) == ["scratch.2.qcow2", "settled.1.qcow2"]
 
 
 def test_a_disk_that_does_not_take_the_next_file_is_told_before(
