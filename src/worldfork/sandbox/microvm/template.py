@@ -27,9 +27,11 @@ from worldfork.sandbox.microvm.wire import Op
 BOOT_S: Final = 90.0
 """How long a guest may take to boot: QEMU's interpreter on a busy machine is slow."""
 _TEMPLATES: Final = "templates"
-_FORMAT: Final = b"template-2"
+_FORMAT: Final = b"template-3"
 _POLL_S: Final = 0.005
 _SAVE_S: Final = 60.0
+# The memory is a file already, and stays out of the state.
+_IGNORING_SHARED: Final = {"capabilities": [{"capability": "x-ignore-shared", "state": True}]}
 _IN_MEMORY: Final = "memory"
 
 
@@ -70,7 +72,10 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _make_at(directory: Path, host: Host, build: Build) -> None:
-    part = Path(tempfile.mkdtemp(prefix=".part-", dir=directory.parent))
+    mark = f".part-{directory.name}-"
+    for left in directory.parent.glob(f"{mark}*"):
+        remove_tree(left)  # of one who was killed; whoever holds the lock is alone
+    part = Path(tempfile.mkdtemp(prefix=mark, dir=directory.parent))
     try:
         # A loop of its own: this runs in a thread, which goes on where its caller is cancelled.
         asyncio.run(_make(part, host, build))
@@ -135,54 +140,45 @@ async def _save(part: Path) -> SavedBy:
                 ("drop", "1"),
             ),
         )
-        await guest.quiesce()
-        async with qmp.connect(part / "run" / "qmp") as monitor:
-            return await save_state(monitor, part / STATE, ("devices", "migration"))
+    # It is not quieted first: nothing is under way, and keep would let it run again once this connection ends.
+    async with qmp.connect(part / "run" / "qmp") as monitor:
+        return await _save_state(monitor, part / STATE)
 
 
-async def save_state(monitor: Qmp, target: Path, ways: tuple[SavedBy, ...]) -> SavedBy:
-    """Stop a machine and save the state of its devices in the first of these ways that its QEMU has; it stays stopped.
-
-    Raises:
-        SandboxError: QEMU refused. SandboxDied: it has ended.
-    """
+async def _save_state(monitor: Qmp, target: Path) -> SavedBy:
+    """Stop a machine that shares its memory, and save the state of its devices; it stays stopped."""
     known = {row["name"] for row in await monitor.execute("query-commands")}
     await monitor.execute("stop")
-    if "devices" in ways and "xen-save-devices-state" in known:
+    if "xen-save-devices-state" in known:
         await monitor.execute("xen-save-devices-state", {"filename": str(target), "live": False}, timeout_s=_SAVE_S)
         return "devices"
-    await monitor.execute("migrate-set-capabilities", ignoring_shared())
+    await monitor.execute("migrate-set-capabilities", _IGNORING_SHARED)
     with target.open("wb") as file:
         await monitor.execute("getfd", {"fdname": "state"}, fds=[file.fileno()])
         await monitor.execute("migrate", {"uri": "fd:state"})
-        await migrated(monitor, _SAVE_S)
+        await _migrated(monitor)
     return "migration"
 
 
 async def continue_from(monitor: Qmp, state_fd: int) -> None:
     """Let a QEMU that waits for orders go on from a state that was saved by migration."""
-    await monitor.execute("migrate-set-capabilities", ignoring_shared())
+    await monitor.execute("migrate-set-capabilities", _IGNORING_SHARED)
     await monitor.execute("migrate-incoming", {"uri": f"fd:{state_fd}"})
-    await migrated(monitor, _SAVE_S)
+    await _migrated(monitor)
     await monitor.execute("cont")
 
 
-def ignoring_shared() -> dict[str, list[dict[str, object]]]:
-    """Return the argument that keeps the memory, which is a file already, out of the state."""
-    return {"capabilities": [{"capability": "x-ignore-shared", "state": True}]}
-
-
-async def migrated(monitor: Qmp, limit_s: float) -> None:
+async def _migrated(monitor: Qmp) -> None:
     """Wait until QEMU has written or read a state; nothing tells but asking.
 
     Raises:
         LaunchFailed: it could not, or not in time.
     """
     try:
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(_SAVE_S):
             while (found := (await monitor.execute("query-migrate")).get("status")) != "completed":
                 if found in ("failed", "cancelled"):
                     raise LaunchFailed(f"QEMU could not carry a machine's state over: {found}", step="migrate")
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
-        raise LaunchFailed(f"QEMU did not carry a machine's state over within {limit_s:g} s", step="migrate") from None
+        raise LaunchFailed(f"QEMU did not carry a machine's state over within {_SAVE_S:g} s", step="migrate") from None
