@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,18 @@ def test_what_tests_ask_for_is_a_capability() -> None:
                 asked |= {each.value for each in node.args if isinstance(each, ast.Constant)}
     assert asked - fields == set()
     assert len(asked) > 2
+
+
+@pytest.mark.timeout(120)
+def test_the_selection_shows_each_number_once_at_least() -> None:
+    line = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*line, "--driver", "microvm", "--each-once", str(CONFORMANCE)], capture_output=True, text=True, check=True
+    )
+    chosen = set(re.findall(r"::(test_\w+)", done.stdout))
+    shown = {test: numbers for _, test, numbers in behaviours.shown(CONFORMANCE)}
+    assert {number for test in chosen for number in shown[test]} == set(behaviours.promised(PAGE))
+    assert len(chosen) < len(shown)
 
 
 PLAIN = "- **a-1** X.\n- **a-2** Y.\n| `big` | it is | it is not | yes | no | a-1 |\n"
