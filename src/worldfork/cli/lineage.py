@@ -91,6 +91,7 @@ def _facts(member: Member) -> str:
         *(f"[{one_line(name)}]" for name in member.names),
         member.state if member.level == "local" else f"{member.state} ({member.level})",
         f"+{human_bytes(member.added_bytes)} of {human_bytes(member.stored_bytes)}",
+        *(["with memory"] if member.kind == "memory" else []),
         *([f"{forks} live fork{'' if forks == 1 else 's'}"] if forks else []),
         *([one_line(member.label)] if member.label else []),
         *([f"(its parent {member.parent_id} is gone)"] if member.parent_is_gone else []),

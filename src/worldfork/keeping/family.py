@@ -13,7 +13,7 @@ from worldfork.store.store import Store
 
 _SNAPSHOTS = """
     SELECT snapshot_id, state, level, exported, created_s, json_extract(record, '$.parent_id'),
-        json_extract(record, '$.label'), json_extract(record, '$.layers')
+        json_extract(record, '$.label'), json_extract(record, '$.layers'), json_extract(record, '$.kind')
     FROM snapshots ORDER BY number
 """
 
@@ -42,6 +42,8 @@ class Member:
     """What its layers take on disk; None where one of them has not been measured."""
     added_bytes: int | None
     """What of that is in layers that its parent does not have."""
+    kind: str = "filesystem"
+    """Or "memory"; the sizes are those of layers alone."""
 
 
 class _Row(NamedTuple):
@@ -53,6 +55,7 @@ class _Row(NamedTuple):
     parent_id: str | None
     label: str | None
     layers: str | None
+    kind: str | None
 
     def parsed(self) -> tuple[str, ...]:
         return tuple(json.loads(self.layers or "[]"))
@@ -102,6 +105,7 @@ def family(store: Store) -> list[Member]:
                 live_forks=forks[snapshot_id],
                 stored_bytes=_sum(layers, sizes),
                 added_bytes=_sum(tuple(layer for layer in layers if layer not in beneath), sizes),
+                kind=row.kind or "filesystem",
             )
         )
     return found

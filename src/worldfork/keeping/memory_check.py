@@ -7,7 +7,7 @@ from pathlib import Path
 
 from worldfork.core.errors import NotFound, StoreError
 from worldfork.keeping.findings import SNAPSHOT, CheckReport, Finding
-from worldfork.store.memory import file_digest
+from worldfork.store.memory import DIGESTS, file_digest
 from worldfork.store.store import Store
 
 MEMORY = "memory"
@@ -24,18 +24,18 @@ def check_memories(store: Store, report: CheckReport, read_data: bool) -> None:
     """
     with store.database.read() as db:
         rows = db.execute(
-            'SELECT snapshot_id FROM snapshots WHERE instr(record, \'"kind":"memory"\') > 0 ORDER BY number'
+            'SELECT snapshot_id, state FROM snapshots WHERE instr(record, \'"kind":"memory"\') > 0 ORDER BY number'
         ).fetchall()
-    for (snapshot_id,) in rows:
+    for snapshot_id, state in rows:
         mine = CheckReport()
-        _check(store, mine, snapshot_id, read_data)
+        _check(store, mine, snapshot_id, read_data, lasting=state == "durable")
         if not mine.sound and _is_gone(store, snapshot_id):
             continue
         report.memories += 1
         report.absorb(mine)
 
 
-def _check(store: Store, mine: CheckReport, snapshot_id: str, read_data: bool) -> None:
+def _check(store: Store, mine: CheckReport, snapshot_id: str, read_data: bool, *, lasting: bool) -> None:
     def add(path: str, expected: object, found: object) -> None:
         mine.add(Finding(SNAPSHOT, snapshot_id, path, str(expected), str(found)))
 
@@ -47,6 +47,8 @@ def _check(store: Store, mine: CheckReport, snapshot_id: str, read_data: bool) -
     except StoreError as error:
         add(MEMORY, "the digests of its files", error.message)
         return
+    if digests is None and lasting:
+        add(f"{MEMORY}/{DIGESTS}", "a file", "nothing")
     for name, (size_bytes, digest) in (digests or {}).items():
         path = store.memory_path(snapshot_id) / name
         found_bytes = _size(path)

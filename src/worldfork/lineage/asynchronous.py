@@ -143,7 +143,7 @@ class AsyncSandbox(Commands, Processes, Transfers):
                 return await cls.connect(name)
             if resumes and await here.work(lambda: all_suspended(here)):
                 with contextlib.suppress(NotFound):
-                    return await cls.resume(name)
+                    return await cls.resume(name, detached=arguments.get("detached"))
             return await cls.create(name=name, **arguments)
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -159,6 +160,4 @@ def refused(facts: SandboxFacts, found: Sequence[dict[str, Any]]) -> NotCapturab
 
 def suspended_facts(facts: SandboxFacts) -> dict[str, Any]:
     """Return what a suspended sandbox is to be again, without what came from the host's network."""
-    import json
-
     return dict(json.loads(replace(facts, network_env={}, cgroups=(), owner_id="").to_json()))

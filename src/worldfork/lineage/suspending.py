@@ -25,6 +25,8 @@ async def suspend(
 ) -> SnapshotRecord:
     """Save a machine with its memory and end it; `resume` lets it go on as the sandbox that it was.
 
+    What it does between the moment that is saved and its end, a fraction of a second later, is lost.
+
     Args:
         live: the sandbox.
         outside, label, ending: as of `checkpoint_memory`.
@@ -56,7 +58,7 @@ async def resume(place: Place, wanted: str, *, detached: bool | None = None) -> 
     async with place.single_flight(f"resume:{found.facts.sandbox_id}"):
         await place.work(lambda: _expect_resting(place, found))
         expect_memory(1)
-        facts, network = _again(place, found, detached)
+        facts, network = await place.work(lambda: _again(place, found, detached))
         since_s = place.clock.monotonic_s()
         await place.work(lambda: prepare(place, [facts]), undo=lambda _: unprepare(place, [facts]))
         live = await start_prepared(place, facts, network, since_s=since_s)
@@ -72,13 +74,16 @@ async def resume(place: Place, wanted: str, *, detached: bool | None = None) -> 
 
 
 def _again(place: Place, found: Suspended, detached: bool | None) -> tuple[SandboxFacts, HostNetwork | None]:
-    """Return the facts of a sandbox that goes on; blocking for a moment."""
+    """Return the facts of a sandbox that goes on. Blocking."""
     facts = found.facts
     driver = place.driver_of(facts)
+    # Those of the snapshot: it may have come to stand on others of the same content meanwhile.
+    layers = place.store.snapshot(found.snapshot_id).layers
     facts = replace(
         facts,
         run=str(place.home.run / facts.sandbox_id),
         snapshot_id=found.snapshot_id,
+        layers=layers,
         checkpoint_id=None,
         generation=0,
         cgroups=driver.cgroups_of(facts.sandbox_id),

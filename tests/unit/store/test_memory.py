@@ -96,6 +96,8 @@ def test_memory_on_disk_has_digests_and_a_check_compares_them(store: Store) -> N
     with pytest.raises(StoreError):
         store.memory_digests(record.snapshot_id)
     assert [one.path for one in check(store).findings] == ["memory"]
+    (directory / DIGESTS).unlink()
+    assert [one.path for one in check(store).findings] == [f"memory/{DIGESTS}"]
 
 
 def test_a_memory_that_is_gone_is_found(store: Store) -> None:
