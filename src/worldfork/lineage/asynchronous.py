@@ -238,7 +238,8 @@ class AsyncSandbox(Commands, Processes, Transfers):
 
         Args:
             n: how many.
-            memory: with the processes that run in it, each where it is.
+            memory: with the processes that run in it, each where it is. Commands that somebody waits for end in the
+                forks, whose callers wait elsewhere; what `start_process` began, or went to the background, lives on.
             outside: as of `checkpoint`.
             options: as of `fork_snapshot`; the driver is the sandbox's own by default.
         """
@@ -279,9 +280,9 @@ class AsyncSandbox(Commands, Processes, Transfers):
         """Freeze the disk into a snapshot, or the disk with memory. The sandbox goes on, unless `stop`.
 
         Args:
-            checkpoint_type: "filesystem" (default), or "memory": with all processes, each where it is.
+            checkpoint_type: "filesystem" (default), or "memory": with all processes, each where it is; see `fork`.
             outside: of a memory checkpoint: what becomes of connections that leave the sandbox. "refuse" it, "close"
-                them first, or "keep" them, which a fork finds dead.
+                them first, in this sandbox too, or "keep" them, which a fork finds dead.
             verify: a command, as words or as a line for the shell. The snapshot is published only if that ends with 0
                 in a fresh fork of it, without a network; with `stop` the sandbox ends only then.
             level: "local"; "volatile" for a throw-away, which no disk is made to wait for and a crash of the machine
