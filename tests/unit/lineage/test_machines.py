@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,6 +154,15 @@ def test_damaged_words_of_one_that_rests_are_named(here: Place) -> None:
     with pytest.raises(Corrupt):
         all_suspended(here)
     here.store.close()
+
+
+def test_nothing_of_machines_is_loaded_where_none_is_asked_for() -> None:
+    program = (
+        "import sys, worldfork.lineage.synchronous, worldfork.lineage.keeping\n"
+        "print([name for name in sys.modules if 'microvm' in name])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 class Played(HostKills):
