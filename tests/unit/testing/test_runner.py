@@ -223,6 +223,25 @@ def test_patience_stretches_the_limits(bodies: dict[int, Check]) -> None:
             run_checks(Paper(), patience=wrong)
 
 
+class Slow(Paper):
+    """What a command leaves in the background takes a while."""
+
+    asked = 0
+
+    async def run(self, sandbox: str, order: Order) -> Ran:
+        self.asked += 1
+        return Ran(0, b"yes" if self.asked > 3 else b"")
+
+
+def test_patience_stretches_what_is_waited_for(bodies: dict[int, Check]) -> None:
+    async def body(trial: Trial) -> None:
+        await (await trial.create()).appears("ready", wait_s=0.01)
+
+    bodies[1] = _make(body, limit_s=600)
+    assert run_checks(Slow(), patience=500)[0].outcome is Outcome.PASS
+    assert run_checks(Slow(), patience=0.01)[0].outcome is Outcome.NOT_APPLICABLE
+
+
 def test_the_numbers_are_one_to_twenty_nine() -> None:
     checks = chosen_checks()
     assert [each.number for each in checks] == list(range(1, 30))
