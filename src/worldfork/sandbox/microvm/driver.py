@@ -47,6 +47,7 @@ START_S: Final = 30.0
 _UNLIMITED_MIB: Final = 4096
 """For a sandbox without a memory limit: a machine has some size."""
 _STEP_MIB: Final = 64
+_SENT_BEYOND_BYTES: Final = 64 << 20
 _QEMU_THREADS: Final = 128
 _MIB: Final = 1 << 20
 
@@ -177,7 +178,8 @@ class MicrovmDriver:
             target,
             facts.form,
             below=Path(below) if below else None,
-            limit_bytes=scratch_mib(facts.limits.disk_mb) << 20,
+            # Its disk holds no more; a guest that was broken into might send for ever.
+            limit_bytes=(scratch_mib(facts.limits.disk_mb) << 20) + _SENT_BEYOND_BYTES,
         )
 
     async def costs(self, facts: SandboxFacts) -> Costs:
