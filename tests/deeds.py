@@ -8,11 +8,22 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from tests.stores import FORM, add_world, facts_of, home_at, record_of, strays, tokens_of, torn, write_world
+from tests.stores import (
+    FORM,
+    add_world,
+    facts_of,
+    home_at,
+    make_memory,
+    record_of,
+    strays,
+    tokens_of,
+    torn,
+    write_world,
+)
 from tests.unit.store.test_migration import Old
 
 from worldfork.core.errors import NotFound, WorldforkError
@@ -95,6 +106,25 @@ def checkpoint(store: Store, diary: Diary) -> None:
     diary.say("durable", record.snapshot_id)
     store.set_name("main", record.snapshot_id)
     diary.say("named", record.snapshot_id)
+
+
+def remember(store: Store, diary: Diary) -> None:
+    """Snapshots with memory: one that lasts, one that is deleted, one that is given up before it is published."""
+    base = store.snapshots()[0]
+    for goes in (False, True):
+        record = replace(record_of(base.layers, form=FORM), kind="memory", facts=facts_of(tokens_of(base)))
+        make_memory(store.begin_memory(record.snapshot_id), record.snapshot_id, 1 << 16)
+        fault("memory:made")
+        store.publish(record, ())
+        diary.say("ready", record.snapshot_id)
+        store.make_durable(record.snapshot_id)
+        diary.say("durable", record.snapshot_id)
+        if goes:
+            forget(store, diary, record.snapshot_id)
+            store.collect()
+    given_up = new_id("sn")
+    make_memory(store.begin_memory(given_up), given_up, 1 << 16)
+    store.abandon_memory(given_up)
 
 
 def many_at_once(store: Store, diary: Diary) -> None:
@@ -294,6 +324,7 @@ class Work:
 
 WORKS = {
     "checkpoint": Work(nothing, checkpoint, 12, ("begin_layer", "publish", "make_durable", "set_name")),
+    "memory": Work(nothing, remember, 20, ("publish", "make_durable", "delete_snapshot", "collect")),
     "many at once": Work(nothing, many_at_once, 20, ("publish", "make_durable", "delete_snapshot")),
     "layers alone": Work(nothing, layers_alone, 10, ("reading", "make_layers_durable")),
     "delete and collect": Work(some_to_delete, delete_and_collect, 12, ("delete_snapshot", "collect", "discard")),

@@ -45,12 +45,12 @@ def add_snapshot(store: Store, *, below: tuple[str, ...] = (), form: str = "trus
     return record
 
 
-def make_memory(path: Path, token: str) -> None:
+def make_memory(path: Path, token: str, hole_bytes: int = 64 << 30) -> None:
     """Write what stands for a machine's memory: one file of its own, and one that holes make larger than it is."""
     path.mkdir(mode=0o700)
     (path / "state").write_text(token)
     with (path / "disk").open("wb") as disk:
-        disk.truncate(64 << 30)
+        disk.truncate(hole_bytes)
     (path / "state").chmod(0o400)
 
 
@@ -189,6 +189,10 @@ def torn(store: Store, record: SnapshotRecord) -> list[str]:
                 elif os.path.isfile(path):
                     with open(path, "rb") as file:
                         found[path[len(top) + 1 :]] = file.read()
+    if record.kind == "memory":
+        expected["memory/state"] = record.snapshot_id.encode()
+        state = store.memory_path(record.snapshot_id) / "state"
+        found["memory/state"] = state.read_bytes() if state.exists() else b""
     wrong = sorted(path for path in expected.keys() | found.keys() if expected.get(path) != found.get(path))
     return [f"{record.snapshot_id}: {path} is wrong" for path in wrong]
 
@@ -201,6 +205,8 @@ def strays(store: Store) -> list[str]:
     for layer_id in used:
         names = set(os.listdir(home.layers / layer_id)) - {"fs", "manifest"}
         found += [f"{name} beside layer {layer_id}" for name in sorted(names)]
+    memories = {record.snapshot_id for record in store.snapshots() if record.kind == "memory"}
+    found += [f"memory {path.name}" for path in home.memory.iterdir() if path.name not in memories]
     found += [f"trash {path.name}" for path in home.trash.iterdir()]
     found += [f"lock {path.name}" for path in home.locks.iterdir() if path.name != store.owner_id]
     found += [str(path) for path in home.tmp.parent.iterdir() if path != home.tmp]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from worldfork.core.errors import Corrupt, NotFound, WorldforkError
+from worldfork.core.errors import NotFound, WorldforkError
 from worldfork.lineage.place import Place
 from worldfork.records.sandbox import SandboxFacts, SandboxInfo, SandboxStatus
 from worldfork.store.store import Holder
+
+_log = logging.getLogger("worldfork")
 
 
 @dataclass(frozen=True)
@@ -48,30 +51,22 @@ def is_suspended(here: Place, sandbox_id: str) -> bool:
 
 
 def all_suspended(here: Place) -> list[Suspended]:
-    """Return the sandboxes that rest, the one that was suspended first first. Blocking.
-
-    Raises:
-        Corrupt: what is known of one cannot be read.
-    """
+    """Return the sandboxes that rest, the one that was suspended first first; damaged ones are left out. Blocking."""
     query = (
         "SELECT snapshot_id, json_extract(record, '$.facts.suspended') FROM snapshots"
         " WHERE instr(record, '\"suspended\":') > 0 ORDER BY number"
     )
     with here.store.database.read() as db:
         rows = db.execute(query).fetchall()
-    return [_read(snapshot_id, text) for snapshot_id, text in rows if text is not None]
-
-
-def _read(snapshot_id: str, text: str) -> Suspended:
-    try:
-        return Suspended(snapshot_id, SandboxFacts.from_json(text))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Corrupt(
-            f"what {snapshot_id} knows of its sandbox cannot be read: {error!r}",
-            remedy="fork the snapshot instead; its memory may be whole",
-            expected="the facts of a sandbox",
-            actual=text[:200],
-        ) from error
+    found = []
+    for snapshot_id, text in rows:
+        try:
+            if text is not None:
+                found.append(Suspended(snapshot_id, SandboxFacts.from_json(text)))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            # All others are to be found all the same, and the snapshot itself can be forked.
+            _log.warning("what %s knows of its sandbox cannot be read: %r", snapshot_id, error)
+    return found
 
 
 def _living(here: Place) -> Iterator[Holder]:

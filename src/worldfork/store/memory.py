@@ -88,6 +88,7 @@ class Memories(Readings):
                 return
             if not (directory / DIGESTS).exists():
                 self._note_digests(directory)
+                fault("make_durable:digests")
             for path in _files_of(directory):
                 _sync_file(path)
             sync_directory(directory)
@@ -98,6 +99,7 @@ class Memories(Readings):
         found = {path.name: _known_digest(path) for path in _files_of(directory)}
         draft = directory / f"{DIGESTS}.new"
         draft.write_text(json.dumps(found), encoding="utf-8")
+        _sync_file(draft)
         draft.replace(directory / DIGESTS)
 
     def memory_digests(self, snapshot_id: str) -> dict[str, Any] | None:
@@ -217,7 +219,7 @@ def _known_digest(path: Path) -> list[Any]:
 
 def _files_of(directory: Path) -> Iterator[Path]:
     with suppress(FileNotFoundError):
-        yield from sorted(path for path in directory.iterdir() if path.name != DIGESTS and not path.is_symlink())
+        yield from sorted(path for path in directory.iterdir() if not path.name.startswith(DIGESTS))
 
 
 def _sync_file(path: Path) -> None:
