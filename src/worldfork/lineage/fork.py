@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from worldfork.core.errors import ConfigError, WorldforkError
+from worldfork.core.errors import ConfigError
 from worldfork.lineage.identity import choose_seeds
 from worldfork.lineage.live import Live
 from worldfork.lineage.mounts import learn_mounts
 from worldfork.lineage.place import Place
+from worldfork.lineage.renewing import renew
 from worldfork.lineage.stacks import on_mountable
 from worldfork.lineage.starting import (
     Ready,
@@ -28,7 +28,6 @@ from worldfork.lineage.starting import (
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.records.snapshot import SnapshotRecord
 from worldfork.sandbox.driver import Begun
-from worldfork.store.leases import GRACE_S
 
 MAX_FORKS = 10_000
 """In one call."""
@@ -130,7 +129,7 @@ async def _start_all(
                 if called is not None:
                     await called
 
-    renewing = asyncio.ensure_future(_renew(place, many, taken)) if len(many) > width else None
+    renewing = asyncio.ensure_future(renew(place, many, taken)) if len(many) > width else None
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(width, len(many))):
@@ -142,15 +141,6 @@ async def _start_all(
         if renewing is not None:
             renewing.cancel()
     return [child for child in results if child is not None]
-
-
-async def _renew(place: Place, many: list[SandboxFacts], taken: set[int]) -> None:
-    """Keep those that wait for their turn from being taken for dead."""
-    while True:
-        await place.clock.sleep_s(GRACE_S / 4)
-        waiting = [facts.sandbox_id for index, facts in enumerate(many) if index not in taken]
-        with contextlib.suppress(WorldforkError):
-            await place.work(lambda waiting=waiting: place.store.renew_holders(waiting))  # type: ignore[misc]  # the loop's
 
 
 async def _undo(

@@ -24,6 +24,7 @@ from worldfork.lineage.identity import command_env, hostname, identity_files
 from worldfork.lineage.live import Live
 from worldfork.lineage.mounts import POINTS, find_mounts, learn_mounts, make_points, trees_of
 from worldfork.lineage.place import Place
+from worldfork.lineage.renewing import renewed
 from worldfork.lineage.stacks import on_mountable
 from worldfork.lineage.upper import make_directory
 from worldfork.records.origin import Mount
@@ -230,7 +231,9 @@ async def start_prepared(
         since_s: a moment of the monotonic clock before its lease was taken.
     """
     try:
-        started = await place.driver_of(facts).start(_plan(place, facts, network), begun)
+        starting = place.driver_of(facts).start(_plan(place, facts, network), begun)
+        # A machine may have to be booted first.
+        started = await (starting if place.disk_on_host(facts) else renewed(place, facts, starting))
         try:
             fault("start:answered")
             # Earlier nobody could take it for dead, and no start is to wait for a look.
