@@ -10,7 +10,11 @@ from typing import Any
 
 from tests.trees import FIRST, Manifest, Operation, Program, program
 
+from worldfork.content.layer import walk
+from worldfork.content.writing import Writer
+from worldfork.core.remove import remove_tree
 from worldfork.lineage.capture import Capture, copy_upper, is_untouched
+from worldfork.lineage.exported import difference_of, whole_copy
 from worldfork.lineage.starting import make_upper
 from worldfork.lineage.upper import Copied
 from worldfork.sandbox.driver import Ground
@@ -89,7 +93,7 @@ class Stack:
         """Copy the upper as a checkpoint does."""
         self._made += 1
         target = self.directory / f"copy.{self._made}"
-        capture = copy_upper(self.upper, target, self.last, writable, self.form, self.copies)
+        capture = self._captured(target, writable)
         if capture.changed:
             self.copies = [target] if capture.whole else [target, *self.copies]
         capture.copied.layers = tuple(path.name for path in self.copies)
@@ -98,6 +102,9 @@ class Stack:
         self.last = Copied.load(notes)
         assert self.last == capture.copied
         return capture
+
+    def _captured(self, target: Path, writable: Sequence[tuple[int, int]] | None) -> Capture:
+        return copy_upper(self.upper, target, self.last, writable, self.form, self.copies)
 
     def copied(self) -> Manifest:
         """What a sandbox would see that is restored from the last copy."""
@@ -123,3 +130,28 @@ class Stack:
     def end(self) -> None:
         """Unmount the live overlay."""
         self.mounts.ask(self.point, unmount=True, describe=False)
+
+
+class ExportingStack(Stack):
+    """One whose copies are made of a tree that is written anew each time, as that of a machine."""
+
+    def _captured(self, target: Path, writable: Sequence[tuple[int, int]] | None) -> Capture:
+        based = bool(self.last.entries)
+        tree = self.directory / "exported" if based else target
+        with Writer(tree, self.form, made_here=True) as writer:
+            for found in walk(self.upper, self.form):
+                content = None
+                if found.entry.kind == "f" and not found.entry.link:
+                    content = os.open(self.upper / found.entry.path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    writer.add(found.entry, content)
+                finally:
+                    if content is not None:
+                        os.close(content)
+            writer.finish()
+        if not based:
+            return whole_copy(tree, self.form, 0)
+        try:
+            return difference_of(tree, target, self.last, self.form, self.copies)
+        finally:
+            remove_tree(tree)

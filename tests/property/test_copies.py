@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.overlays import Stack, mounting
+from tests.overlays import ExportingStack, Stack, mounting
 from tests.property.conftest import FORMS, examples, operations_for
 from tests.trees import Model, Program, differences, live, outcome_differences, with_links_of, without
 
@@ -48,14 +48,17 @@ def walk(stack: Stack, model: Model, scenario: Any) -> None:
         assert not lines, "\n".join([how, *lines])
 
 
+@pytest.mark.parametrize("kind", [Stack, ExportingStack])
 @pytest.mark.parametrize("form", FORMS)
-def test_copies_hold_what_was_there(form: str, mounts: Program, plain: Program, ground: Path) -> None:
+def test_copies_hold_what_was_there(
+    kind: type[Stack], form: str, mounts: Program, plain: Program, ground: Path
+) -> None:
     @examples(50)
     @given(steps(form))
     def check(scenario: Any) -> None:
         place = ground / uuid.uuid4().hex
         (place / "stack").mkdir(parents=True)
-        stack = Stack(mounts, place / "stack", form)
+        stack = kind(mounts, place / "stack", form)
         try:
             walk(stack, Model(plain, stack.layers[0]).clone(place / "model"), scenario)
         finally:

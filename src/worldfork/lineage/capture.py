@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from worldfork.core.errors import NotCapturable
 from worldfork.lineage.copier import Copier
 from worldfork.lineage.upper import Copied, Entry, closed_again, scan
 
-__all__ = ["Capture", "Copied", "copy_upper", "is_untouched"]
+__all__ = ["Capture", "Copied", "copy_upper", "difference", "is_untouched"]
 
 _MAX_CHAIN = 64
 """Copies over copies; deeper, each look-up costs more than a whole copy once in a while."""
@@ -66,9 +66,29 @@ def copy_upper(
         NotCapturable: an entry is of a kind that cannot be copied.
     """
     inodes = None if writable is None else {inode for _, inode in writable}
+    return difference(upper, target, last, form, below, lambda modes: scan(str(upper), form, inodes, modes))
+
+
+def difference(
+    upper: Path,
+    target: Path,
+    last: Copied,
+    form: str,
+    below: Sequence[Path],
+    look: Callable[[dict[str, int] | None], dict[str, Entry]],
+) -> Capture:
+    """Do what `copy_upper` does for whoever tells entries apart in another way.
+
+    Args:
+        upper, target, last, form, below: as there.
+        look: returns what the upper holds; gets the `modes` of `scan`.
+
+    Raises:
+        NotCapturable: an entry is of a kind that cannot be copied.
+    """
     try:
         with closed_again(str(upper)) as modes:
-            now = scan(str(upper), form, inodes, modes)
+            now = look(modes)
             return _Difference(str(upper), now, last, modes or {}, form, [str(path) for path in below]).write(target)
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:

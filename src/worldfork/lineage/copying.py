@@ -30,21 +30,26 @@ async def take_copy(live: Live, connection: Connection, wanted: Wanted) -> Snaps
         SandboxDied: it is gone; OutOfSpace, StoreError: nothing was stored.
     """
     place, facts = live.place, live.facts
-    notes = Path(facts.run) / f"copied.{facts.generation}"
-    async with _last_copy(place, notes) as last:
+    notes = notes_of(live)
+    async with last_copy(place, notes) as last:
         draft = await place.work(lambda: place.store.begin_layer(form=facts.form, ids=facts.ids))
         try:
             capture = await _copy(live, connection, last, draft)
             fault("checkpoint:thawed")
-            return await place.work(lambda: _publish_copy(live, capture, draft.layer_id, last, notes, wanted))
+            return await place.work(lambda: publish_copy(live, capture, draft.layer_id, last, notes, wanted))
         except BaseException:
             with contextlib.suppress(Exception):
                 await asyncio.shield(place.work(lambda: place.store.abandon_layer(draft.layer_id)))
             raise
 
 
+def notes_of(live: Live) -> Path:
+    """Return where a sandbox's last copy is written down."""
+    return Path(live.facts.run) / f"copied.{live.facts.generation}"
+
+
 @contextlib.asynccontextmanager
-async def _last_copy(place: Place, notes: Path) -> AsyncIterator[Copied]:
+async def last_copy(place: Place, notes: Path) -> AsyncIterator[Copied]:
     """Keep the layers of the last copy for the length of the block; a deleted snapshot may have taken them along."""
     lease = contextlib.ExitStack()
 
@@ -107,9 +112,14 @@ async def _still_writable(connection: Connection) -> set[tuple[int, int]] | None
         return None
 
 
-def _publish_copy(
+def publish_copy(
     live: Live, capture: Capture, layer_id: str, last: Copied, notes: Path, wanted: Wanted
 ) -> SnapshotRecord:
+    """Publish a copy over the last one, and write down that it is the last one from now on. Blocking.
+
+    Raises:
+        OutOfSpace, StoreError: nothing was published.
+    """
     place, facts = live.place, live.facts
     if not capture.changed:
         place.store.abandon_layer(layer_id)

@@ -9,16 +9,24 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 
+from worldfork.content.ids import with_ids, write_ids
 from worldfork.core.errors import ConfigError, NotCapturable, OutOfSpace, SandboxError, WorldforkError
+from worldfork.core.remove import remove_tree
+from worldfork.lineage.capture import Capture, Copied
+from worldfork.lineage.copying import last_copy, notes_of, publish_copy
+from worldfork.lineage.exported import difference_of, whole_copy
 from worldfork.lineage.live import Live
 from worldfork.lineage.place import Place
 from worldfork.lineage.starting import StartOptions
-from worldfork.lineage.wanted import Wanted, record_of
+from worldfork.lineage.wanted import Wanted
 from worldfork.records.snapshot import CheckpointType, SnapshotRecord
 from worldfork.sandbox.connection import Connection
 from worldfork.sandbox.microvm.ram import available_bytes
+from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
+from worldfork.store.store import LayerDraft
 
 FORK_BYTES = 32 << 20
 """What one more machine takes of the host's memory at least: QEMU's own, and the first pages that its guest changes."""
@@ -98,28 +106,59 @@ async def take_disk(live: Live, connection: Connection, idle: bool, wanted: Want
         SandboxDied: it is gone. OutOfSpace, StoreError, SandboxError: nothing was stored.
     """
     place, facts = live.place, live.facts
-    driver = place.machines(facts.driver)
-    draft = await place.work(
-        lambda: place.store.begin_layer(form=facts.form, ids=facts.ids),
-        undo=lambda made: place.store.abandon_layer(made.layer_id),
-    )
-    try:
-        async with _standing_still(connection, idle):
-            size_bytes = await driver.copy_disk(facts, connection, draft.path, idle=idle)
-        fault("checkpoint:copied")
-        if size_bytes is None:
-            await place.work(lambda: place.store.abandon_layer(draft.layer_id))
-            record = record_of(facts, facts.layers, wanted)
-            place.quick(lambda: place.store.publish(record, ()))
-            return record
-        record = record_of(facts, (draft.layer_id, *facts.layers), wanted)
-        record = replace(record, size_bytes=size_bytes)
-        place.quick(lambda: place.store.publish(record, [draft.layer_id]))
-        return record
-    except BaseException:
-        with contextlib.suppress(WorldforkError):
-            await asyncio.shield(place.work(lambda: place.store.abandon_layer(draft.layer_id)))
-        raise
+    notes = notes_of(live)
+    async with last_copy(place, notes) as last:
+        draft = await place.work(
+            lambda: place.store.begin_layer(form=facts.form, ids=facts.ids),
+            undo=lambda made: place.store.abandon_layer(made.layer_id),
+        )
+        try:
+            capture = await _copy_disk(live, connection, idle, last, draft)
+            fault("checkpoint:copied")
+            below = last if capture.changed or not capture.whole else Copied()
+            return await place.work(lambda: publish_copy(live, capture, draft.layer_id, below, notes, wanted))
+        except BaseException:
+            with contextlib.suppress(WorldforkError):
+                await asyncio.shield(place.work(lambda: place.store.abandon_layer(draft.layer_id)))
+            raise
+
+
+async def _copy_disk(live: Live, connection: Connection, idle: bool, last: Copied, draft: LayerDraft) -> Capture:
+    """Copy what a machine has written into a draft, as a difference to the last copy where there is one.
+
+    Returns:
+        The copy; neither changed nor a difference if there is nothing to copy.
+    """
+    place, facts = live.place, live.facts
+    room = Path(facts.run) / "exported"
+    based = bool(last.entries)
+    tree = room / draft.path.name if based else draft.path
+    below = [place.store.layer_path(layer) for layer in last.layers]
+
+    def make_room() -> None:
+        remove_tree(room)  # of one who was killed
+        room.mkdir(mode=0o700)
+        write_ids(room, facts.ids)
+
+    def compare(size_bytes: int) -> Capture:
+        if not based:
+            return with_ids([tree], whole_copy, tree, facts.form, size_bytes)
+        return with_ids([tree], difference_of, tree, draft.path, last, facts.form, below)
+
+    with typed(f"the disk of {facts.sandbox_id} cannot be copied"):
+        try:
+            if based:
+                await place.work(make_room)
+            async with _standing_still(connection, idle):
+                driver = place.machines(facts.driver)
+                size_bytes = await driver.copy_disk(facts, connection, tree, idle=idle)
+            if size_bytes is None:
+                return Capture(Copied(), changed=False, whole=True, size_bytes=0)
+            return await place.work(lambda: compare(size_bytes))
+        finally:
+            if based:
+                with contextlib.suppress(WorldforkError):  # it goes with the sandbox at the latest
+                    await asyncio.shield(place.work(lambda: remove_tree(room)))
 
 
 @contextlib.asynccontextmanager
