@@ -236,10 +236,11 @@ def test_an_identity_file_is_written_through_nothing_that_the_sandbox_has_plante
     guest = launched(some)
     guest.shell("mv /etc /old; mkdir /etc; echo mine > /mine; ln -s /mine /etc/hostname; ln -s /old/hosts /etc/hosts")
     guest.shell("echo mine > /etc/machine-id; rm -r /dev/.worldfork; echo mine > /dev/extra; ln /dev/extra /dev/other")
-    pairs = [("idfile", f"{path}\tother\n") for path in (*guests.IDENTITY, "/dev/extra", "/old/hostname")]
+    others = ["/dev/extra", "/proc/sysrq-trigger"]
+    pairs = [("idfile", f"{path}\tother\n") for path in (*guests.IDENTITY, *others, "/old/hostname")]
     answer = guests.resume(guest, 1, *pairs)
     assert answer.error_number == 0
-    assert answer.body.split(b"\0")[:-1] == [*(path.encode() for path in guests.IDENTITY), b"/dev/extra"]
+    assert answer.body.split(b"\0")[:-1] == [path.encode() for path in (*guests.IDENTITY, *others)]
     assert guest.shell("cat /mine /etc/machine-id /dev/extra /old/hosts /old/hostname") == (
         "mine\nmine\nmine\n127.0.0.1 first\nother\n"
     )

@@ -1,15 +1,18 @@
-"""PID 1 by itself, without a sandbox round it."""
+"""PID 1 by itself, without a sandbox round it, and `keep` with a stand-in for its machine."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.unit.native.keeping import Keep, Start
 from tests.unit.native.raw_client import Init, RawClient
 
 NATIVE = Path(__file__).resolve().parents[3] / "native"
@@ -56,3 +59,38 @@ def init(start: Callable[..., Init]) -> Init:
 def client(init: Init) -> RawClient:
     """A first connection to it."""
     return init.client()
+
+
+@pytest.fixture
+def start_keep(tmp_path: Path) -> Iterator[Start]:
+    """Starts a `keep` with items of its plan."""
+    started: list[Keep] = []
+
+    def go(*items: tuple[str, str], owner: int | None = None, program: str = sys.executable) -> Keep:
+        run = tmp_path / f"r{len(started)}"
+        run.mkdir(mode=0o700)
+        own = os.pidfd_open(os.getpid()) if owner is None else owner
+        try:
+            keep = Keep(run, own, program, *items)
+        finally:
+            if owner is None:
+                os.close(own)
+        started.append(keep)
+        return keep
+
+    yield go
+    for keep in started:
+        for sock in (keep.start, *keep.socks):
+            sock.close()
+        with contextlib.suppress(ProcessLookupError):
+            if keep.reaped is None:
+                os.kill(keep.pid, signal.SIGKILL)
+        keep.code()
+
+
+@pytest.fixture
+def keep(start_keep: Start) -> Keep:
+    """One whose machine has answered."""
+    keep = start_keep()
+    keep.ready()
+    return keep
