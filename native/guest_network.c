@@ -136,7 +136,7 @@ static int hear_listed(int list, int end, uint8_t protocol, uint32_t *closed)
 	ssize_t got = recv(list, block, sizeof block, 0);
 	if (got < 0)
 		return -errno;
-	size_t left = (size_t)got;
+	int left = (int)got; /* below 0 where a last message is not padded */
 	for (struct nlmsghdr *at = (void *)block; NLMSG_OK(at, left); at = NLMSG_NEXT(at, left)) {
 		const struct inet_diag_msg *found = NLMSG_DATA(at);
 		if (at->nlmsg_type == NLMSG_DONE || at->nlmsg_type == NLMSG_ERROR)
