@@ -125,7 +125,7 @@ def _in_machines(
         memory = restore(*frozen[1], facts, session, RESTORES)
     say(f"3. Restore   new machines, to the first answer; the median of {RESTORES}\n")
     if not quiet:
-        print_table(("snapshot", "forkable after", "stood still", "size", "restore here", "the article"),
+        print_table(("snapshot", "forkable after", "stood still", "adds on disk", "restore here", "the article"),
                     kind_rows(disk, memory))  # fmt: skip
     say("")
     say_kinds(disk, memory, say)
