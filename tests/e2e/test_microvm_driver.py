@@ -35,8 +35,7 @@ from worldfork.sandbox.cgroups import remove_groups
 from worldfork.sandbox.command import CommandResult, CommandSpec, Reason
 from worldfork.sandbox.connection import Connection
 from worldfork.sandbox.driver import Ground, ShownTree, Started, StartPlan
-from worldfork.sandbox.microvm import driver as driver_module
-from worldfork.sandbox.microvm import qmp, ram, wire
+from worldfork.sandbox.microvm import qmp, ram, sizes, wire
 from worldfork.sandbox.microvm.control import control
 from worldfork.sandbox.microvm.driver import MicrovmDriver
 from worldfork.sandbox.microvm.manifest import MANIFEST, STATE, read_running
@@ -507,7 +506,7 @@ def test_the_userland_of_this_machine_is_no_ground(world: World) -> None:
 
 
 def test_too_little_memory_is_told_before_anything_starts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_module, "available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(sizes, "available_bytes", lambda: 1 << 20)
 
     async def work() -> None:
         with pytest.raises(OutOfSpace) as caught:

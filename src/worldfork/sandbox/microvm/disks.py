@@ -99,11 +99,11 @@ def _copies(place: Path, files: list[str]) -> Path:
 
 
 def fresh_disks(images: Path, plan: StartPlan) -> tuple[DiskChain, ...]:
-    """Return the disks of a machine that starts afresh, made where they are not there yet. Blocking.
+    """Return what the disks of a machine that starts afresh stand on, made where it is not there yet. Blocking.
 
     Args:
         images: such as `home/images`.
-        plan: with the layers; the scratch disk is made in its run directory.
+        plan: with the layers.
 
     Raises:
         NotFound: a layer or the base is gone.
@@ -120,15 +120,19 @@ def fresh_disks(images: Path, plan: StartPlan) -> tuple[DiskChain, ...]:
     names = short_names(plan)
     layers: DiskChain = (DiskFile(str(cached_image(trees, names))),) if names else ()
     empty = DiskFile(str(scratch_image(images, plan.facts.limits.disk_mb)))
-    return base, layers, (write_top(Path(plan.facts.run)), empty)
+    return base, layers, (empty,)
 
 
-def write_top(run: Path) -> DiskFile:
-    """Make the file that takes what a guest writes to its scratch disk."""
-    path = run / SCRATCH_TOP
-    # It names nothing below it: QEMU gets that as descriptors.
-    qcow2.write_overlay(path, DISK_BYTES, "")
-    return DiskFile(str(path), "qcow2")
+def write_top(run: Path) -> None:
+    """Make the file that takes what a guest writes to its scratch disk. It names nothing below it: QEMU gets that as
+    descriptors."""
+    qcow2.write_overlay(run / SCRATCH_TOP, DISK_BYTES, "")
+
+
+def with_top(run: Path, below: tuple[DiskChain, ...]) -> tuple[DiskChain, ...]:
+    """Return the disks of a machine that writes in this run directory, over what they stand on."""
+    top = DiskFile(str(run / SCRATCH_TOP), "qcow2")
+    return *below[:-1], (top, *below[-1])
 
 
 def tree_mark(path: Path) -> str:

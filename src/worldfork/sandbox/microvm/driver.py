@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import logging
 import os
 import socket
 import threading
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from worldfork.core.errors import ConfigError, DriverUnavailable, LaunchFailed, OutOfSpace, SandboxDied
+from worldfork.core.errors import DriverUnavailable, LaunchFailed, SandboxDied, WorldforkError
 from worldfork.core.settings import Settings
 from worldfork.core.threads import in_thread
-from worldfork.records.sandbox import Limits, SandboxFacts
+from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox.cgroups import CgroupLayout, detect_layout
 from worldfork.sandbox.connection import Connection
 from worldfork.sandbox.driver import Begun, Capabilities, Ground, Started, StartPlan
@@ -22,34 +23,26 @@ from worldfork.sandbox.microvm import inside, starting
 from worldfork.sandbox.microvm.blank import scratch_mib
 from worldfork.sandbox.microvm.connections import OutsideConnection, outside
 from worldfork.sandbox.microvm.costs import Costs, costs
-from worldfork.sandbox.microvm.disks import chains_in, fresh_disks, write_top
+from worldfork.sandbox.microvm.disks import chains_in, fresh_disks
 from worldfork.sandbox.microvm.exporting import copy_disk
 from worldfork.sandbox.microvm.host import Host, file_mark, find_host
 from worldfork.sandbox.microvm.keep import Kept, put_down
 from worldfork.sandbox.microvm.machine import Network
-from worldfork.sandbox.microvm.manifest import Saved, read_running, read_saved
+from worldfork.sandbox.microvm.manifest import read_running, read_saved
 from worldfork.sandbox.microvm.memories import Memories
-from worldfork.sandbox.microvm.ram import available_bytes
 from worldfork.sandbox.microvm.saving import MemorySaved, save_memory
 from worldfork.sandbox.microvm.shielded import to_its_end
+from worldfork.sandbox.microvm.sizes import behind_card, check_memory, group_items
+from worldfork.sandbox.microvm.sizes import machine_size as machine_size
+from worldfork.sandbox.microvm.standby import Standby, enter_groups, kind_of, settle
 from worldfork.sandbox.microvm.starting import Origin
 from worldfork.sandbox.microvm.template import ensure_template
 from worldfork.sandbox.namespace import natural_form
 
-OVERHEAD_MIB: Final = 64
-"""What a guest's kernel and its init take, besides the memory that a sandbox may use."""
-QEMU_MIB: Final = 128
-"""What QEMU takes, besides its guest's memory."""
-START_BYTES: Final = 64 << 20
-"""Of the host's memory that must be free for a start: QEMU's own, and what a guest touches at once."""
+_log = logging.getLogger("worldfork")
 START_S: Final = 30.0
 
-_UNLIMITED_MIB: Final = 4096
-"""For a sandbox without a memory limit: a machine has some size."""
-_STEP_MIB: Final = 64
 _SENT_BEYOND_BYTES: Final = 64 << 20
-_QEMU_THREADS: Final = 128
-_MIB: Final = 1 << 20
 
 
 class MicrovmDriver:
@@ -73,6 +66,9 @@ class MicrovmDriver:
         self._host: Host | None = None
         self._finding = threading.Lock()
         self._memories = Memories()
+        self._standby = Standby(images)
+        self._starting = 0
+        self._counting = threading.Lock()
 
     def capabilities(self) -> Capabilities:
         """Return what this driver can do here."""
@@ -102,15 +98,19 @@ class MicrovmDriver:
         return Begun(0, socket.socket())
 
     def stock(self) -> None:
-        """Do nothing: no start can be begun before its plan is known."""
+        """Do nothing: a machine begins the next one of its kind by itself."""
 
     def drop_spare(self, unused_s: float = 0.0) -> bool:
-        """Let go of saved memories that were not used of late; return whether one is still held. Blocking."""
-        return self._memories.drop(unused_s)
+        """Let go of the machine that waits and of memories that were not used of late; return whether any is left."""
+        waits = self._standby.drop(unused_s)
+        return self._memories.drop(unused_s) or waits
 
     def forget_spare(self) -> None:
         """In a forked child: let go of the parent's."""
         self._finding = threading.Lock()
+        self._counting = threading.Lock()
+        self._starting = 0
+        self._standby.forget()
         self._memories.forget()
 
     async def abandon(self, begun: Begun) -> None:
@@ -126,22 +126,29 @@ class MicrovmDriver:
                 "the machine's own userland cannot be the ground of a virtual machine",
                 remedy="use base='dir:PATH'; `worldfork image build --driver microvm --from debian` makes one",
             )
-        host = await in_thread(self._find_host)
-        _check_memory()
-        origin = await self._origin(host, plan)
+        host = self._known_host()
+        if host is None:
+            host = await in_thread(self._find_host)
+        check_memory()
+        self._count(1)
         try:
-            kept, generation = starting.restore(host, plan, origin, self._group_items(plan.facts, origin))
+            origin = await self._origin(host, plan)
+            try:
+                kept, generation, waits = self._begun(host, plan, origin)
+            finally:
+                os.close(origin.ram_fd)
+            try:
+                async with asyncio.timeout(START_S):
+                    connection = await self._come_up(kept, plan, host, origin, generation, waits)
+            except BaseException as error:
+                told = await _failed(kept, plan, error)
+                if told is error:
+                    raise
+                raise told from error
         finally:
-            os.close(origin.ram_fd)
-        try:
-            async with asyncio.timeout(START_S):
-                await starting.come_ready(kept, plan, host, origin, generation)
-                connection = await starting.enter(plan, generation)
-        except BaseException as error:
-            told = await _failed(kept, plan, error)
-            if told is error:
-                raise
-            raise told from error
+            others = self._count(-1)
+        if not others:  # while others start, it would only take their time
+            asyncio.get_running_loop().run_in_executor(None, self._begin_next, host, plan, origin)
         return Started(pid=kept.pid, connection=connection, leash=kept.let_go())
 
     async def reroot(
@@ -192,15 +199,21 @@ class MicrovmDriver:
         more = {"network": read_running(run).network}
         return await save_memory(run, target, drop_outside=drop_outside, facts=more)
 
+    def _known_host(self) -> Host | None:
+        """Return what is known of this machine, unless its QEMU was replaced: another one has memories of its own."""
+        host = self._host
+        return host if host is not None and host.qemu_file == file_mark(host.qemu.program) else None
+
     def _find_host(self) -> Host:
         with self._finding:
-            # An upgrade while this process runs makes it another QEMU, whose memories are its own.
-            if self._host is None or self._host.qemu_file != file_mark(self._host.qemu.program):
-                self._host = find_host(self._images, allow_tcg=self._allow_tcg)
-            return self._host
+            found = self._known_host() or find_host(self._images, allow_tcg=self._allow_tcg)
+            self._host = found
+            return found
 
     async def _origin(self, host: Host, plan: StartPlan) -> Origin:
         if plan.memory is not None:
+            if self._memories.holds(plan.memory):
+                return self._saved_origin(host, plan.memory, plan)
             return await _lent(in_thread(self._saved_origin, host, plan.memory, plan))
         ram_bytes, vcpus = machine_size(plan.facts.limits)
         template = await in_thread(ensure_template, self._images, host, ram_bytes, vcpus)
@@ -209,11 +222,9 @@ class MicrovmDriver:
     def _saved_origin(self, host: Host, directory: Path, plan: StartPlan) -> Origin:
         saved = read_saved(directory)
         host.check(saved)
-        network = _behind_card(saved, plan)
+        network = behind_card(saved, plan)
         disks = chains_in(directory, saved.disks)
-        written = (write_top(Path(plan.facts.run)), *disks[-1])
-        memory = self._memories.lend(directory, saved)
-        return Origin(directory, saved, memory, (*disks[:-1], written), network)
+        return Origin(directory, saved, self._memories.lend(directory, saved), disks, network)
 
     def _fresh_origin(self, host: Host, directory: Path, plan: StartPlan) -> Origin:
         saved = read_saved(directory)
@@ -222,50 +233,60 @@ class MicrovmDriver:
         network: Network = "host" if plan.facts.network == "host" else "none"
         return Origin(directory, saved, self._memories.lend(directory, saved), disks, network)
 
-    def _group_items(self, facts: SandboxFacts, origin: Origin) -> list[tuple[str, str]]:
-        if not self.layout.limited:
-            return []
-        build = origin.saved.build
-        # A page that nobody used before is granted twice: in the memory that all forks share, and, once it is written,
-        # for this one alone. The kernel counts both to who comes first.
-        memory_mib = 2 * build.ram_bytes // _MIB + QEMU_MIB
-        limits = Limits(facts.limits.cpus, memory_mib, None, _QEMU_THREADS + build.vcpus)
-        return self.layout.items(facts.sandbox_id, limits)
+    def _count(self, change: int) -> int:
+        """Return how many starts are under way, one more or less."""
+        with self._counting:
+            self._starting += change
+            return self._starting
 
+    def _begun(self, host: Host, plan: StartPlan, origin: Origin) -> tuple[Kept, int, bool]:
+        """Take the machine that waits, or start one; return its keep, the generation of its wire, and which it is."""
+        waiting = self._standby.take(kind_of(plan, origin))
+        if waiting is not None:
+            if settle(waiting, plan):
+                return waiting.kept, waiting.generation, True
+            self._standby.useless = True
+        return *starting.restore(host, plan, origin, group_items(self.layout, plan.facts, origin.saved.build)), False
 
-def machine_size(limits: Limits) -> tuple[int, int]:
-    """Return the bytes of memory and the number of processors of the machine for a sandbox with such limits."""
-    wanted = limits.memory_mb if limits.memory_mb is not None else _UNLIMITED_MIB
-    # Few sizes: each has a template of its own.
-    memory_mib = -(-(wanted + OVERHEAD_MIB) // _STEP_MIB) * _STEP_MIB
-    cpus = limits.cpus if limits.cpus is not None else float(os.cpu_count() or 1)
-    return memory_mib * _MIB, max(1, math.ceil(cpus))
+    async def _come_up(
+        self, kept: Kept, plan: StartPlan, host: Host, origin: Origin, generation: int, waits: bool
+    ) -> Connection:
+        """Do what `starting.come_up` does; a machine that waited enters the sandbox's groups meanwhile."""
+        await kept.launched()
+        if not waits:
+            return await starting.come_up(kept, plan, host, origin, generation)
+        items = group_items(self.layout, plan.facts, origin.saved.build)
+        entering = asyncio.ensure_future(in_thread(enter_groups, items, kept.qemu_pid, plan.facts.sandbox_id))
+        try:
+            connection = await starting.come_up(kept, plan, host, origin, generation, waits=True)
+        except BaseException:
+            await to_its_end(asyncio.gather(entering, return_exceptions=True))
+            raise
+        try:
+            await to_its_end(entering)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
+    def _begin_next(self, host: Host, plan: StartPlan, origin: Origin) -> None:
+        """Let a machine like this one wait for the next sandbox, if that is possible. Blocking."""
+        kind = kind_of(plan, origin)
+        if kind is None:
+            return
 
-def _behind_card(saved: Saved, plan: StartPlan) -> Network:
-    """Return what to put behind the card of a machine that goes on from a saved memory.
+        def begin(planned: StartPlan) -> tuple[Kept, int]:
+            memory = self._memories.lend(origin.directory, origin.saved)
+            try:
+                # It enters groups when it is taken: those of its sandbox.
+                return starting.restore(host, planned, replace(origin, ram_fd=memory), [], waits=True)
+            finally:
+                os.close(memory)
 
-    Raises:
-        ConfigError: it is to have a network, and was saved without one.
-    """
-    wanted, had = plan.facts.network == "host", saved.facts.get("network", "none") == "host"
-    if wanted and not had:
-        raise ConfigError(
-            "what was saved without a network cannot be given one",
-            remedy="fork it without a network, or start from a filesystem snapshot",
-            field="network",
-        )
-    return "host" if wanted else "cut" if had else "none"
-
-
-def _check_memory() -> None:
-    free = available_bytes()
-    if free is not None and free < START_BYTES:
-        raise OutOfSpace(
-            f"a machine needs {START_BYTES >> 20} MiB of memory to start, and the host has {free >> 20} MiB left",
-            remedy="end other sandboxes first",
-            scope="host",
-        )
+        try:
+            self._standby.stock(kind, plan, begin)
+        except (WorldforkError, OSError) as error:
+            _log.debug("no machine waits for the next sandbox: %s", error)
 
 
 async def _lent(work: Coroutine[Any, Any, Origin]) -> Origin:

@@ -104,7 +104,7 @@ class Kept:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
         if self._qemu >= 0:
-            select.select([self._qemu], [], [], _END_S)
+            is_readable(self._qemu, _END_S)
         self.let_go()
 
     def let_go(self) -> int:
@@ -115,11 +115,18 @@ class Kept:
         return self.sock.detach()
 
 
+def is_readable(fd: int, limit_s: float = 0.0) -> bool:
+    """Whether there is something to read, or a process has ended. Blocking, up to the limit."""
+    waiter = select.poll()
+    waiter.register(fd, select.POLLIN)
+    return bool(waiter.poll(limit_s * 1000))
+
+
 def _await_end(pid: int) -> None:
     with contextlib.suppress(OSError):
         keep = os.pidfd_open(pid)
         try:
-            select.select([keep], [], [], _END_S)
+            is_readable(keep, _END_S)
         finally:
             os.close(keep)
 

@@ -84,6 +84,8 @@ class Restore:
     orders: `migrate-set-capabilities`, `migrate-incoming` from `state_fd`, `cont`."""
     state_fd: int
     """The file with the state of its devices."""
+    waits: bool = False
+    """Whether it waits for the order `migrate-incoming` also where it was saved by devices."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ class Machine:
         if isinstance(self.start, Boot):
             boot = self.start
             return [*firmware, "-kernel", boot.kernel, "-initrd", boot.initrd, "-append", self._append(boot)]
-        if self.start.saved_by == "devices":
+        if self.start.saved_by == "devices" and not self.start.waits:
             return [*firmware, "-incoming", f"fd:{self.start.state_fd}"]
         return [*firmware, "-incoming", "defer"]
 

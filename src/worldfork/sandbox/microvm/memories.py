@@ -26,6 +26,12 @@ class _Memory:
     used_s: float = 0.0
 
 
+def _key(directory: Path) -> _Key:
+    # A directory that was removed and made again is another one.
+    info = os.stat(directory / MANIFEST)
+    return str(directory), info.st_ino, info.st_mtime_ns
+
+
 class Memories:
     """Sealed memories by their directory. Any thread may use it."""
 
@@ -40,9 +46,7 @@ class Memories:
             NotFound, Corrupt: a file of it is gone or damaged.
             OutOfSpace: the host has too little memory.
         """
-        # A directory that was removed and made again is another one.
-        info = os.stat(directory / MANIFEST)
-        key = (str(directory), info.st_ino, info.st_mtime_ns)
+        key = _key(directory)
         with self._lock:
             memory = self._held.setdefault(key, _Memory())
         with memory.lock:
@@ -62,6 +66,16 @@ class Memories:
             lent = os.dup(memory.fd)
         self._drop_oldest()
         return lent
+
+    def holds(self, directory: Path) -> bool:
+        """Whether `lend` would return at once."""
+        try:
+            key = _key(directory)
+        except OSError:
+            return False
+        with self._lock:
+            memory = self._held.get(key)
+            return memory is not None and memory.fd >= 0 and not memory.lock.locked()
 
     def drop(self, unused_s: float) -> bool:
         """Let go of those that nobody asked for of late, of all where `unused_s` is 0; return whether one is left."""

@@ -20,7 +20,16 @@ from worldfork.sandbox.connection import IN_MACHINE, Connection
 from worldfork.sandbox.driver import StartPlan
 from worldfork.sandbox.microvm import inside, qmp, wire
 from worldfork.sandbox.microvm.control import Control, control, exactly, open_stream, reach
-from worldfork.sandbox.microvm.disks import POINTS_NAME, bound_paths, has_trees, open_chains, points_of, shown_paths
+from worldfork.sandbox.microvm.disks import (
+    POINTS_NAME,
+    bound_paths,
+    has_trees,
+    open_chains,
+    points_of,
+    shown_paths,
+    with_top,
+    write_top,
+)
 from worldfork.sandbox.microvm.host import Host, plug
 from worldfork.sandbox.microvm.keep import RAM_FD, STATE_FD, Kept, base_items, new_generation, own_user, start_keep
 from worldfork.sandbox.microvm.machine import Network, Restore
@@ -48,13 +57,22 @@ class Origin:
     ram_fd: int
     """Of its sealed memory; this one's own."""
     disks: tuple[DiskChain, ...]
-    """With absolute paths."""
+    """What its disks stand on, with absolute paths; what it writes comes on top of the last one."""
     network: Network = "none"
     """What is behind the machine's card."""
 
 
-def restore(host: Host, plan: StartPlan, origin: Origin, cgroups: list[tuple[str, str]]) -> tuple[Kept, int]:
+def restore(
+    host: Host, plan: StartPlan, origin: Origin, cgroups: list[tuple[str, str]], *, waits: bool = False
+) -> tuple[Kept, int]:
     """Start a machine that goes on from a saved memory. Blocking, for about a millisecond.
+
+    Args:
+        host: this machine.
+        plan: of the sandbox.
+        origin: what it goes on from.
+        cgroups: items of its groups.
+        waits: whether it goes on only when it is told to, by `release`.
 
     Returns:
         Its keep, and the generation of its wire.
@@ -64,14 +82,17 @@ def restore(host: Host, plan: StartPlan, origin: Origin, cgroups: list[tuple[str
         LaunchFailed: the host is at a limit.
     """
     facts, saved = plan.facts, origin.saved
-    generation = new_generation()
+    run, generation = Path(facts.run), new_generation()
+    write_top(run)
+    chains = with_top(run, origin.disks)
     state = open_state(origin.directory, saved)
     opened: dict[str, int] = {}
     try:
-        opened = dict(open_chains(origin.disks))
-        disks, numbers = plug(origin.disks, opened)
-        machine = host.machine(saved.build, Restore(saved.saved_by, STATE_FD), disks, network=origin.network)
-        items = base_items(facts.sandbox_id, Path(facts.run), plan.lock)
+        opened = dict(open_chains(chains))
+        disks, numbers = plug(chains, opened)
+        start = Restore(saved.saved_by, STATE_FD, waits=waits)
+        machine = host.machine(saved.build, start, disks, network=origin.network)
+        items = base_items(facts.sandbox_id, run, plan.lock)
         if facts.detached:
             items.append(("detached", "1"))
         if facts.timeout_s:
@@ -84,58 +105,73 @@ def restore(host: Host, plan: StartPlan, origin: Origin, cgroups: list[tuple[str
             os.close(fd)
 
 
-async def come_ready(kept: Kept, plan: StartPlan, host: Host, origin: Origin, generation: int) -> None:
-    """Wait until a restored guest answers, and write down what others need to know of its machine.
+async def come_up(
+    kept: Kept, plan: StartPlan, host: Host, origin: Origin, generation: int, *, waits: bool = False
+) -> Connection:
+    """Wait for a restored guest, make it this sandbox's own, and connect to the init inside.
+
+    Args:
+        kept: of its machine, which is launched.
+        plan: of the sandbox.
+        host: this machine.
+        origin: what it goes on from.
+        generation: of its wire.
+        waits: whether it has yet to be told to go on.
 
     Raises:
-        LaunchFailed: it ended before.
+        LaunchFailed, OutOfSpace: with what QEMU or the guest said.
+        SandboxDied: the machine has ended.
     """
     run = Path(plan.facts.run)
-    await kept.launched()
-    running = Running(
+    write_running(run, _running(kept, plan, host, origin, generation))
+    if origin.saved.saved_by == "migration" or waits:
+        async with qmp.connect(run / "qmp") as monitor:
+            await continue_from(monitor, STATE_FD, origin.saved.saved_by)
+    async with control(run) as guest:
+        await kept.ready()
+        if plan.memory is not None:
+            return await _enter_fork(guest, plan, generation)
+        await resume(guest, generation)
+        await mount(guest, plan)
+        await launch(run, plan)
+        return await _connect(plan)
+
+
+def _running(kept: Kept, plan: StartPlan, host: Host, origin: Origin, generation: int) -> Running:
+    """Return what others need to know of a machine."""
+    return Running(
         qemu_pid=kept.qemu_pid,
         ram_fd=RAM_FD,
         memory=str(origin.directory),
         generation=generation,
         isolation=host.decision.isolation,
         build=origin.saved.build,
-        disks=origin.disks,
+        disks=with_top(Path(plan.facts.run), origin.disks),
         network="none" if origin.network == "none" else "host",
         below=plan.ground.layers[0] if plan.ground.layers else "",
     )
-    write_running(run, running)
-    if origin.saved.saved_by == "migration":
-        async with qmp.connect(run / "qmp") as monitor:
-            await continue_from(monitor, STATE_FD)
-    await kept.ready()
 
 
-async def enter(plan: StartPlan, generation: int) -> Connection:
-    """Make a restored guest this sandbox's own, and connect to the init inside.
-
-    Raises:
-        LaunchFailed, OutOfSpace: with what the guest said.
-        SandboxDied: the machine has ended.
-    """
-    run = Path(plan.facts.run)
-    has_hook = False
-    async with control(run) as guest:
-        if plan.memory is None:
-            await resume(guest, generation)
-            await mount(guest, plan)
-            await launch(run, plan)
-        else:
-            items = [("hostname", plan.hostname), *identity_items(plan), ("program", inside.HOOK)]
-            missing = await resume(guest, generation, *items)
-            has_hook = inside.HOOK.encode() not in missing.split(b"\0")
-    connection = await Connection.open(reach(run / "sock"), sandbox_id=plan.facts.sandbox_id)
+async def _enter_fork(guest: Control, plan: StartPlan, generation: int) -> Connection:
+    """Renew what siblings must not share, connect to the init inside meanwhile, and let the fork's hook run."""
+    items = [("hostname", plan.hostname), *identity_items(plan), ("program", inside.HOOK)]
+    opening = asyncio.ensure_future(_connect(plan))
     try:
-        if has_hook:
+        missing = await resume(guest, generation, *items)
+        connection = await opening
+        if inside.HOOK.encode() not in missing.split(b"\0"):
             await _run_hook(connection, plan)
     except BaseException:
-        connection.close()
+        opening.cancel()
+        await asyncio.wait([opening])
+        if not opening.cancelled() and opening.exception() is None:
+            opening.result().close()
         raise
     return connection
+
+
+async def _connect(plan: StartPlan) -> Connection:
+    return await Connection.open(reach(Path(plan.facts.run) / "sock"), sandbox_id=plan.facts.sandbox_id)
 
 
 async def _run_hook(connection: Connection, plan: StartPlan) -> None:

@@ -160,8 +160,11 @@ async def _save_state(monitor: Qmp, target: Path) -> SavedBy:
     return "migration"
 
 
-async def continue_from(monitor: Qmp, state_fd: int) -> None:
-    """Let a QEMU that waits for orders go on from a state that was saved by migration."""
+async def continue_from(monitor: Qmp, state_fd: int, saved_by: SavedBy) -> None:
+    """Let a QEMU that waits for orders go on from a state."""
+    if saved_by == "devices":  # it runs by itself then
+        await monitor.execute("migrate-incoming", {"uri": f"fd:{state_fd}"})
+        return
     await monitor.execute("migrate-set-capabilities", _IGNORING_SHARED)
     await monitor.execute("migrate-incoming", {"uri": f"fd:{state_fd}"})
     await _migrated(monitor)

@@ -114,14 +114,16 @@ def test_no_program_that_makes_file_systems(tmp_path: Path, monkeypatch: pytest.
 )
 def test_fresh_disks_are_made_once(plan: StartPlan, tmp_path: Path) -> None:
     first = fresh_disks(tmp_path / "images", plan)
-    (tmp_path / "run" / disks.SCRATCH_TOP).unlink()
     for path in (tmp_path / "images" / disks.TREES).iterdir():
         os.utime(path, (1, 1))
     assert fresh_disks(tmp_path / "images", plan) == first
     assert all(path.stat().st_mtime > 1 for path in (tmp_path / "images" / disks.TREES).iterdir()), "asked for again"
-    base, layers, (top, empty) = first
+    base, layers, (empty,) = first
     assert [Path(file.path).suffix for file in (*base, *layers, empty)] == [".erofs", ".erofs", ".ext4"]
+    disks.write_top(tmp_path / "run")
+    top = disks.with_top(tmp_path / "run", first)[-1][0]
     assert (top.path, top.format) == (str(tmp_path / "run" / disks.SCRATCH_TOP), "qcow2")
+    assert Path(top.path).stat().st_blocks * 512 < 64 << 10
     said = subprocess.run(["file", "-b", empty.path], capture_output=True, text=True, check=False).stdout
     assert not said or "ext2" in said or "ext4" in said
     assert os.stat(empty.path).st_size == 64 << 30

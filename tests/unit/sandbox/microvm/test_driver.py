@@ -20,10 +20,10 @@ from worldfork.core.settings import Settings
 from worldfork.records.sandbox import Base, Limits
 from worldfork.sandbox.cgroups import CgroupLayout
 from worldfork.sandbox.driver import StartPlan
-from worldfork.sandbox.microvm import accel, guest_image
+from worldfork.sandbox.microvm import accel, guest_image, sizes
 from worldfork.sandbox.microvm import driver as module
 from worldfork.sandbox.microvm.accel import Decision, Qemu
-from worldfork.sandbox.microvm.driver import MicrovmDriver, machine_size
+from worldfork.sandbox.microvm.driver import MicrovmDriver
 from worldfork.sandbox.microvm.guest_image import GuestImage
 from worldfork.sandbox.microvm.host import Host, file_mark
 from worldfork.sandbox.microvm.keep import own_user
@@ -61,22 +61,20 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     ],
 )
 def test_the_size_of_a_machine_comes_from_the_limits(limits: Limits, mib: int, vcpus: int) -> None:
-    assert machine_size(limits) == (mib << 20, vcpus)
+    assert sizes.machine_size(limits) == (mib << 20, vcpus)
 
 
 def test_a_sandbox_without_a_limit_of_processors_has_those_of_the_host() -> None:
-    assert machine_size(Limits(cpus=None))[1] == os.cpu_count()
+    assert sizes.machine_size(Limits(cpus=None))[1] == os.cpu_count()
 
 
-def test_qemu_is_limited_by_what_its_guest_may_take(driver: MicrovmDriver, plan: StartPlan, tmp_path: Path) -> None:
-    driver.layout = CgroupLayout({}, tmp_path)
-    origin = Origin(tmp_path, SAVED, -1, ())
-    words = [value for key, value in driver._group_items(plan.facts, origin) if key == "cgset"]
+def test_qemu_is_limited_by_what_its_guest_may_take(plan: StartPlan, tmp_path: Path) -> None:
+    layout = CgroupLayout({}, tmp_path)
+    words = [value for key, value in sizes.group_items(layout, plan.facts, SAVED.build) if key == "cgset"]
     assert f"memory.max\t{(2 * 256 + 128) << 20}" in words
     assert "cpu.max\t100000 100000" in words
     assert any(word.startswith("pids.max") for word in words)
-    driver.layout = CgroupLayout({}, None)
-    assert driver._group_items(plan.facts, origin) == []
+    assert sizes.group_items(CgroupLayout({}, None), plan.facts, SAVED.build) == []
 
 
 def test_every_machine_of_root_has_a_user_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +128,7 @@ def test_a_host_at_its_end_starts_no_machine(
     driver: MicrovmDriver, host: Host, plan: StartPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver._host = host
-    monkeypatch.setattr(module, "available_bytes", lambda: 10 << 20)
+    monkeypatch.setattr(sizes, "available_bytes", lambda: 10 << 20)
 
     async def work() -> None:
         with pytest.raises(OutOfSpace) as caught:
@@ -175,12 +173,12 @@ def test_an_upgraded_qemu_is_looked_at_anew(
 )
 def test_what_is_behind_the_card_of_a_fork(plan: StartPlan, wanted: str, had: str, behind: str) -> None:
     plan = replace(plan, facts=replace(plan.facts, network=wanted))
-    assert module._behind_card(replace(SAVED, facts={"network": had}), plan) == behind
+    assert sizes.behind_card(replace(SAVED, facts={"network": had}), plan) == behind
 
 
 def test_a_fork_of_what_had_no_network_cannot_have_one(plan: StartPlan) -> None:
     with pytest.raises(ConfigError):
-        module._behind_card(SAVED, replace(plan, facts=replace(plan.facts, network="host")))
+        sizes.behind_card(SAVED, replace(plan, facts=replace(plan.facts, network="host")))
 
 
 def test_a_start_cancelled_while_its_memory_is_assembled_gives_it_back(

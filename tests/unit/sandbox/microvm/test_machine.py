@@ -59,9 +59,11 @@ def test_the_states_of_all_machines_are_of_one_form(machine: Machine) -> None:
     assert "suppress-vmdesc=on" in option(machine, "-M")
 
 
-def test_a_state_saved_by_migration_waits_for_orders() -> None:
-    machine = replace(FORK, start=Restore("migration", 9))
+@pytest.mark.parametrize("start", [Restore("migration", 9), Restore("devices", 9, waits=True)])
+def test_what_waits_for_orders_gets_its_state_with_them(start: Restore) -> None:
+    machine = replace(FORK, start=start)
     assert option(machine, "-incoming") == "defer"
+    assert 9 in machine.descriptors()
     assert 9 in machine.descriptors()
 
 

@@ -95,9 +95,13 @@ def test_one_that_fails_is_tried_again(tmp_path: Path, assembler: Assembler, mem
 
 def test_what_is_lent_outlives_what_is_let_go(tmp_path: Path, assembler: Assembler, memories: Memories) -> None:
     saved = make(tmp_path / "one")
+    assert not memories.holds(tmp_path / "one")
     lent = memories.lend(tmp_path / "one", saved)
+    assert memories.holds(tmp_path / "one")
+    assert not memories.holds(tmp_path / "two")
     assert memories.drop(1.0), "it was used just before"
     assert not memories.drop(0.0)
+    assert not memories.holds(tmp_path / "one")
     again = memories.lend(tmp_path / "one", saved)
     assert inode(again) != inode(lent)
     assert len(assembler.calls) == 2
