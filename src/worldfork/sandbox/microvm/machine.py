@@ -186,7 +186,8 @@ class Machine:
 
     def _card(self) -> list[str]:
         # Every guest has one: a restored machine is that which was saved, whatever is behind its card.
-        options = f"id=card,mac={CARD_ADDRESS}" + (",romfile=" if self.board == "q35" else "")
+        # It has nobody to announce itself to when it goes on, and would do so five times.
+        options = f"id=card,mac={CARD_ADDRESS},guest_announce=off" + (",romfile=" if self.board == "q35" else "")
         if self.network == "none":
             return ["-device", self._device("virtio-net", options)]
         cut = ",restrict=on" if self.network == "cut" else ""

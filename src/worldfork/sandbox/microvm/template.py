@@ -27,7 +27,7 @@ from worldfork.sandbox.microvm.wire import Op
 BOOT_S: Final = 90.0
 """How long a guest may take to boot: QEMU's interpreter on a busy machine is slow."""
 _TEMPLATES: Final = "templates"
-_FORMAT: Final = b"template-3"
+_FORMAT: Final = b"template-4"
 _POLL_S: Final = 0.005
 _SAVE_S: Final = 60.0
 # The memory is a file already, and stays out of the state.

@@ -78,9 +78,17 @@ def test_a_guest_of_kvm_keeps_its_defences() -> None:
 @pytest.mark.parametrize(
     ("network", "netdev", "card"),
     [
-        ("none", [], "virtio-net-device,id=card,mac=52:54:00:12:34:56"),
-        ("host", ["user,id=net0,ipv6=off"], "virtio-net-device,id=card,mac=52:54:00:12:34:56,netdev=net0"),
-        ("cut", ["user,id=net0,ipv6=off,restrict=on"], "virtio-net-device,id=card,mac=52:54:00:12:34:56,netdev=net0"),
+        ("none", [], "virtio-net-device,id=card,mac=52:54:00:12:34:56,guest_announce=off"),
+        (
+            "host",
+            ["user,id=net0,ipv6=off"],
+            "virtio-net-device,id=card,mac=52:54:00:12:34:56,guest_announce=off,netdev=net0",
+        ),
+        (
+            "cut",
+            ["user,id=net0,ipv6=off,restrict=on"],
+            "virtio-net-device,id=card,mac=52:54:00:12:34:56,guest_announce=off,netdev=net0",
+        ),
     ],
 )
 def test_every_machine_has_a_card_and_few_have_anything_behind_it(
