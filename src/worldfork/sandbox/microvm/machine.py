@@ -40,6 +40,17 @@ _QUIET = (
     "rcupdate.rcu_expedited=1",
     "i8042.noaux",
     "8250.nr_uarts=0",
+    # What counts, watches and groups for people who look at a machine takes time of each fork, and nobody looks here.
+    "audit=0",
+    "noautogroup",
+    "nowatchdog",
+    "psi=0",
+    "numa_balancing=disable",
+    "rcupdate.rcu_cpu_stall_suppress=1",
+    # A sandbox has walls of its own; of the others programs may use these.
+    "lsm=landlock,yama",
+    # Of a large page all would be a fork's own as soon as it writes a byte.
+    "transparent_hugepage=madvise",
     # A restored machine answers no other kind of restart: a panic would hang in it for ever.
     "reboot=t",
 )
