@@ -22,10 +22,10 @@ from worldfork.sandbox.bases import dir_base
 from worldfork.sandbox.microvm import debian, guest_image, inside
 from worldfork.sandbox.microvm.accel import ALLOW_TCG, Decision, boot_under_kvm, decide, find_qemu
 from worldfork.sandbox.microvm.disks import TREES, tree_mark
-from worldfork.sandbox.microvm.driver import machine_size
 from worldfork.sandbox.microvm.guest_image import KernelFiles
 from worldfork.sandbox.microvm.host import find_host
 from worldfork.sandbox.microvm.packages import check_name
+from worldfork.sandbox.microvm.sizes import machine_size
 from worldfork.sandbox.microvm.template import ensure_template
 from worldfork.sandbox.microvm.trees import cached_image
 from worldfork.sandbox.microvm.unused import allocated_bytes, drop_unused, used_by_machines
