@@ -19,7 +19,7 @@ from worldfork.sandbox.microvm.blank import new_empty_disk
 from worldfork.sandbox.microvm.control import control
 from worldfork.sandbox.microvm.host import Host, plug
 from worldfork.sandbox.microvm.keep import RAM_FD, Kept, base_items, new_generation, start_keep
-from worldfork.sandbox.microvm.machine import Boot, SavedBy, tsc_khz
+from worldfork.sandbox.microvm.machine import Boot, SavedBy, kernel_words, tsc_khz
 from worldfork.sandbox.microvm.manifest import MANIFEST, STATE, Build, DiskFile, Saved, digest_state, write_saved
 from worldfork.sandbox.microvm.qmp import Qmp
 from worldfork.sandbox.microvm.wire import Op
@@ -56,7 +56,7 @@ def ensure_template(images: Path, host: Host, ram_bytes: int, vcpus: int) -> Pat
 
 
 def _key(build: Build) -> str:
-    words = (build.qemu, build.accel, build.cpu, str(build.ram_bytes), str(build.vcpus))
+    words = (build.qemu, build.accel, build.cpu, str(build.ram_bytes), str(build.vcpus), *kernel_words(build.accel))
     return content_id(_FORMAT, *(word.encode() for word in words))[:32]
 
 
