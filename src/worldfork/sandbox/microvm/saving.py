@@ -165,17 +165,20 @@ class _Saver:
         await self._client.go()
 
     async def _take(self) -> None:
+        # Whatever QEMU had under way ended with its stop: nothing writes this memory any more.
+        pages, ordered = await asyncio.gather(
+            asyncio.to_thread(self._reader.read), self._take_from_qemu(), return_exceptions=True
+        )
+        for outcome in (ordered, pages):
+            if isinstance(outcome, BaseException):
+                raise outcome
+        assert isinstance(pages, Pages)
+        self._pages = pages
+
+    async def _take_from_qemu(self) -> None:
         if self._how == "devices":
             await self._monitor.execute(_DEVICES, {"filename": f"/dev/fdset/{self._state_set}", "live": False})
-        # What QEMU had under way is done with, so that these two change nothing of each other's.
-        pages, moved = await asyncio.gather(
-            asyncio.to_thread(self._reader.read), self._move_disk(), return_exceptions=True
-        )
-        if isinstance(moved, BaseException):
-            raise moved
-        if isinstance(pages, BaseException):
-            raise pages
-        self._pages = pages
+        await self._move_disk()
         if self._how == "migration":
             # Last, for it takes the disks from QEMU until that goes on.
             await _migrate(self._monitor, self._state_fd)

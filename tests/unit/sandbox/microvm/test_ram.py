@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import subprocess
@@ -147,6 +148,27 @@ def test_both_ways_of_reading_give_the_same(sealed: int, monkeypatch: pytest.Mon
     assert fast.runs == slow.runs
     assert bytes(fast.data) == bytes(slow.data)
     assert len(fast.data) == 22 * PAGE_BYTES
+
+
+@pytest.mark.parametrize("number", [errno.ENOTTY, errno.EINVAL])
+def test_a_kernel_that_does_not_scan_tells_the_same(sealed: int, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    fork = Fork(sealed)
+    try:
+        for place in (0, 1, 2, 7, 9, 10, 63):
+            fork.tell(place, "xy"[place % 2])
+        fork.tell(5, "read")
+        scanned = ram.private_pages(fork.process.pid, sealed)
+        monkeypatch.setattr(ram, "_REGIONS", 2)
+        in_steps = ram.private_pages(fork.process.pid, sealed)
+        monkeypatch.setattr(ram, "_scanned", refuse)
+        looked_up = ram.private_pages(fork.process.pid, sealed)
+    finally:
+        fork.end()
+    assert scanned.runs == in_steps.runs == looked_up.runs == ((0, 3), (7, 1), (9, 2), (63, 1))
+    assert bytes(scanned.data) == bytes(in_steps.data) == bytes(looked_up.data)
 
 
 def test_more_runs_than_one_call_takes_and_more_pages_than_were_expected(
