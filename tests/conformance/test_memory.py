@@ -11,7 +11,7 @@ import pytest
 from tests.conformance.conftest import Sandboxes
 from tests.conformance.inside import processes, shell, wait_for
 
-from worldfork import CheckpointType, ConfigError, Sandbox, SandboxStatus, SnapshotInfo, SnapshotStore
+from worldfork import CheckpointType, ConfigError, Sandbox, SandboxStatus, SnapshotInfo, SnapshotStatus, SnapshotStore
 from worldfork.core.errors import LaunchFailed, NotCapturable, NotFound
 from worldfork.lineage.place import place
 
@@ -31,6 +31,8 @@ WHO = (
 
 
 def memory_of(box: Sandbox, **options: object) -> SnapshotInfo:
+    """Take a memory checkpoint; a throw-away, unless told otherwise: it is not written out to the disk."""
+    options.setdefault("level", "volatile")
     return box.checkpoint(checkpoint_type=CheckpointType.MEMORY, **options)  # type: ignore[arg-type]
 
 
@@ -52,8 +54,9 @@ def told(box: Sandbox, pid: int, word: str) -> list[str]:
 def test_what_runs_is_in_the_snapshot_and_its_source_goes_on(sandboxes: Sandboxes, box: Sandbox) -> None:
     pid = keep(box)
     shell(box, "echo disk > /srv/file; echo shared > /dev/shm/file")
-    snapshot = memory_of(box, label="running")
+    snapshot = memory_of(box, level="local", label="running", wait_until="completed")
     assert (snapshot.snapshot_type, snapshot.label) == (CheckpointType.MEMORY, "running")
+    assert snapshot.status is SnapshotStatus.COMPLETED
     assert (snapshot.pause_s or 0) > 0
     assert told(box, pid, "source") == ["begin 0 1", "source 1 2"]
     shell(box, "echo later > /srv/file")
