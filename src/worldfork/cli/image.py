@@ -265,6 +265,7 @@ def _expect_unused(path: str) -> None:
     Raises:
         Locked: with the ids of who needs it.
     """
+    path = os.path.realpath(path)  # as bases are kept
     holders = [info.sandbox_id for info in Sandbox.list() if info.base == f"dir:{path}"]
     with open_store() as store:
         # The snapshot of a base itself is made again with the base.
