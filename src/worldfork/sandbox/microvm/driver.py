@@ -57,6 +57,7 @@ class MicrovmDriver:
     overlay = "new"
     """No directory of the host is mounted; the guest has its own way."""
     ids = ""
+    """The map of ids of an ordinary user's range, as of the namespace driver; whoever makes this one sets it."""
 
     def __init__(self, settings: Settings, images: Path) -> None:
         self.form = settings.form if settings.form != "auto" else natural_form()
@@ -78,7 +79,7 @@ class MicrovmDriver:
             form=self.form,
             rename_base_dirs=trusted,
             limits=True,
-            other_users=trusted,
+            other_users=trusted or bool(self.ids),
             memory_checkpoint=True,
             disk_on_host=False,
             host_base=False,

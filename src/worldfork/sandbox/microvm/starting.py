@@ -242,7 +242,7 @@ async def launch(run: Path, plan: StartPlan) -> None:
     """
     facts = plan.facts
     # Both plans at once: nothing of the second takes time to make.
-    plans = encode_plan([("form", facts.form), ("net", facts.network)]) + encode_plan(_launch_items(plan))
+    plans = encode_plan([*_form_items(facts), ("net", facts.network)]) + encode_plan(launch_items(plan))
     with await open_stream(run, Target.LAUNCH) as sock:
         try:
             await asyncio.get_running_loop().sock_sendall(sock, plans)
@@ -258,7 +258,19 @@ async def launch(run: Path, plan: StartPlan) -> None:
             raise LaunchFailed("launch ended without a word in the guest", sandbox_id=facts.sandbox_id) from error
 
 
-def _launch_items(plan: StartPlan) -> Iterator[tuple[str, str]]:
+def _form_items(facts: SandboxFacts) -> list[tuple[str, str]]:
+    """Return the items of a sandbox's form in its guest, whose root is the machine's own.
+
+    Where a user has a range of ids, the files in the machine belong to the ids that they have inside: only the marks of
+    its layers are those of a user.
+    """
+    if facts.form == "user" and facts.ids:
+        return [("form", "trusted"), ("marks", "user")]
+    return [("form", facts.form)]
+
+
+def launch_items(plan: StartPlan) -> Iterator[tuple[str, str]]:
+    """Yield the second plan of a launch in a guest."""
     facts = plan.facts
     yield "id", IN_MACHINE
     yield "hostname", plan.hostname
@@ -300,7 +312,7 @@ def guest_cgroup(facts: SandboxFacts) -> list[tuple[str, str]]:
 
 
 def _ground_items(plan: StartPlan) -> Iterator[tuple[str, str]]:
-    yield "form", plan.facts.form
+    yield from _form_items(plan.facts)
     yield "overlay", "legacy"
     yield "scratch", inside.LINKS
     for path in _layers(plan):
