@@ -362,6 +362,7 @@ def test_a_checkpoint_that_is_given_up_leaves_the_machine_running(box: Sandbox) 
     assert box.checkpoint(checkpoint_type=MEMORY).pause_s is not None
 
 
+@pytest.mark.timeout(600)
 def test_the_command_line(base: str) -> None:
     def worldfork(*line: str) -> Any:
         done = subprocess.run(

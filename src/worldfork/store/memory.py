@@ -156,7 +156,12 @@ class Memories(Readings):
     def _clear_memories(self) -> tuple[list[str], list[tuple[str, str]]]:
         """Remove what `stray_memories` finds; return the names, and what could not be removed and why."""
         removed, failures = [], []
-        for path in self.stray_memories():
+        strays = self.stray_memories()
+        if strays:
+            # A crash of the machine must not bring a deleted snapshot back, without its memory.
+            self.database.sync_log()
+            fault("collect:memory_deleted")
+        for path in strays:
             try:
                 # Within a transaction, for it is published in one: without a row it has no use then.
                 with self.database.write() as db:
