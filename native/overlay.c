@@ -86,6 +86,13 @@ static void set_option(int fs_fd, const char *key, const char *value)
 		die_with_log(fs_fd, key);
 }
 
+/* A guest's sandbox has the form of root, and reads and writes the marks of
+ * the user whose layers it stands on: marks=user. */
+static int marks_are_trusted(const struct plan *plan)
+{
+	return plan_is(plan, "form", "trusted") && !plan_is(plan, "marks", "user");
+}
+
 static int mount_new_way(const struct plan *plan, const struct stack *stack)
 {
 	int fs_fd = wf_fsopen("overlay", FSOPEN_CLOEXEC), mount_fd;
@@ -104,7 +111,7 @@ static int mount_new_way(const struct plan *plan, const struct stack *stack)
 	}
 	set_option(fs_fd, "index", "off");
 	set_option(fs_fd, "metacopy", "off");
-	if (plan_is(plan, "form", "trusted"))
+	if (marks_are_trusted(plan))
 		set_option(fs_fd, "redirect_dir", stack->upper ? "on" : "follow");
 	else
 		set_option(fs_fd, "userxattr", NULL);
@@ -161,7 +168,7 @@ static size_t append(char *options, size_t used, const char *format, ...)
 static int mount_legacy_way(const struct plan *plan, const struct stack *stack)
 {
 	const char *scratch = plan_get(plan, "scratch", "");
-	int trusted = plan_is(plan, "form", "trusted");
+	int trusted = marks_are_trusted(plan);
 	unsigned long flags = MS_NODEV;
 	char options[OPTIONS_MAX];
 	size_t used = 0;
