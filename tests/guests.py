@@ -19,7 +19,7 @@ from worldfork.sandbox import wire as sandbox_wire
 from worldfork.sandbox.command import CommandResult, CommandSpec
 from worldfork.sandbox.connection import Connection
 from worldfork.sandbox.microvm import accel, wire
-from worldfork.sandbox.microvm.machine import Boot, Disk, Machine, Restore, tsc_khz
+from worldfork.sandbox.microvm.machine import Boot, Disk, Machine, Network, Restore, tsc_khz
 from worldfork.sandbox.microvm.wire import Kind, Op, Target
 from worldfork.sandbox.program import encode_plan, spawn
 
@@ -31,7 +31,6 @@ ROOT_BYTES = 256
 BASE, SCRATCH = "/base", "/scratch"
 NAME = "sb-guest"
 IDENTITY = {"/etc/hostname": "first\n", "/etc/machine-id": "1" * 32 + "\n", "/etc/hosts": "127.0.0.1 first\n"}
-NETWORK = ("-netdev", "user,id=net0", "-device", "virtio-net-device,netdev=net0")
 
 
 def exactly(sock: socket.socket, size: int) -> bytes:
@@ -175,12 +174,17 @@ class Guest:
 
 
 def booting(kernel: Path, initrd: Path) -> Boot:
-    """Return how a machine boots here, such that a panic ends one that was restored from it too."""
-    return Boot(str(kernel), str(initrd), ("reboot=t",), tsc_khz(Path("/proc/cpuinfo").read_text(encoding="utf-8")))
+    """Return how a machine boots here."""
+    return Boot(str(kernel), str(initrd), tsc_khz=tsc_khz(Path("/proc/cpuinfo").read_text(encoding="utf-8")))
 
 
 def start(
-    run: Path, how: Boot | Restore, disks: tuple[Disk, ...], fds: Mapping[int, int], generation: int, *more: str
+    run: Path,
+    how: Boot | Restore,
+    disks: tuple[Disk, ...],
+    fds: Mapping[int, int],
+    generation: int,
+    network: Network = "none",
 ) -> Guest:
     """Start a machine of `MEMORY_MIB`; the caller calls `ready` and, in the end, `end`."""
     run.mkdir(mode=0o700)
@@ -194,11 +198,12 @@ def start(
         agent_fd=AGENT,
         start=how,
         disks=disks,
+        network=network,
         program=accel.find_qemu().program,
     )
     plan = [("id", NAME), ("run", str(run)), ("lock", str(run / "lock")), ("agent", str(AGENT)), ("qmp", str(QMP))]
     plan += [("generation", str(generation)), *(("pass", str(number)) for number in fds)]
-    plan += [("arg", word) for word in (*machine.arguments(), *more)]
+    plan += [("arg", word) for word in machine.arguments()]
     owner = os.pidfd_open(os.getpid())
     try:
         pid, sock = spawn("keep", encode_plan(plan), {4: owner, **fds})
@@ -222,10 +227,11 @@ def prepare(guest: Guest, *more: tuple[str, str]) -> None:
     )
 
 
-def ground(layers: tuple[str, ...], number: str = "") -> list[tuple[str, str]]:
-    """Return the items of a plan that say what a sandbox stands on."""
+def ground(layers: tuple[str, ...], number: str = "", marks: str = "trusted") -> list[tuple[str, str]]:
+    """Return the items of a plan that say what a sandbox stands on, and whose marks its overlay has."""
     return [
         ("form", "trusted"),
+        ("marks", marks),
         ("overlay", "legacy"),
         ("scratch", "/run/wf/scratch"),
         *(("layer", layer) for layer in (*layers, f"{BASE}/b")),
@@ -234,7 +240,7 @@ def ground(layers: tuple[str, ...], number: str = "") -> list[tuple[str, str]]:
     ]
 
 
-def launch(guest: Guest, network: str = "none") -> None:
+def launch(guest: Guest, network: str = "none", marks: str = "trusted") -> None:
     """Start the guest's one sandbox."""
     items = [
         ("id", NAME),
@@ -244,7 +250,7 @@ def launch(guest: Guest, network: str = "none") -> None:
         ("net", network),
         ("shm_bytes", "1000000"),
         *(("idfile", f"{path}\t{text}") for path, text in IDENTITY.items()),
-        *ground(()),
+        *ground((), marks=marks),
     ]
     guest.face(Target.LAUNCH, [("form", "trusted"), ("net", network)], items)
 

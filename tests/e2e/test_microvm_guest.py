@@ -22,7 +22,7 @@ from tests.roots import make_small_root
 
 from worldfork.sandbox.microvm import guest_image, ram, trees, wire
 from worldfork.sandbox.microvm.guest_image import GuestImage
-from worldfork.sandbox.microvm.machine import Boot, Disk, Restore
+from worldfork.sandbox.microvm.machine import Boot, Disk, Network, Restore
 from worldfork.sandbox.microvm.wire import KeepEnd, Kind, Op, Target
 from worldfork.sandbox.program import program_path
 
@@ -75,10 +75,10 @@ class Machines:
         subprocess.run(["mke2fs", "-q", "-F", "-t", "ext4", str(path), "256M"], check=True)
         return path
 
-    def boot(self, *more: str) -> Guest:
+    def boot(self, network: Network = "none") -> Guest:
         """Boot, into memory that can be sealed."""
         image = self.parts.image
-        return self._start(guests.booting(image.kernel, image.initrd), self.scratch(), self.memory, 1, *more)
+        return self._start(guests.booting(image.kernel, image.initrd), self.scratch(), self.memory, 1, network)
 
     def save(self, guest: Guest) -> None:
         """Save a booted machine, which ends with that: what it writes would go into the memory of its forks."""
@@ -98,14 +98,20 @@ class Machines:
             return self._start(how, scratch, self.memory, generation, state=state.fileno())
 
     def _start(
-        self, how: Boot | Restore, scratch: Path, memory: int, generation: int, *more: str, state: int = -1
+        self,
+        how: Boot | Restore,
+        scratch: Path,
+        memory: int,
+        generation: int,
+        network: Network = "none",
+        state: int = -1,
     ) -> Guest:
         with self.parts.base.open("rb") as base, scratch.open("r+b") as written:
             fds = {guests.RAM: memory, guests.DISKS: base.fileno(), guests.DISKS + 1: written.fileno()}
             if state >= 0:
                 fds[guests.STATE] = state
             run = self.directory / f"run-{len(self.started)}"
-            guest = guests.start(run, how, DISKS, fds, generation, *more)
+            guest = guests.start(run, how, DISKS, fds, generation, network)
         self.started.append(guest)
         guest.ready()
         return guest
@@ -123,10 +129,10 @@ def some(tmp_path: Path, parts: Ground) -> Iterator[Machines]:
     found.end()
 
 
-def launched(some: Machines) -> Guest:
+def launched(some: Machines, marks: str = "trusted") -> Guest:
     guest = some.boot()
     guests.prepare(guest)
-    guests.launch(guest)
+    guests.launch(guest, marks=marks)
     return guest
 
 
@@ -160,20 +166,22 @@ def test_a_machine_is_prepared_and_what_it_cannot_do_is_told(some: Machines) -> 
     guest.done(Op.SYNC, guests.SCRATCH.encode())
 
 
-def test_a_sandbox_runs_moves_to_a_new_root_and_is_exported(some: Machines) -> None:
-    guest = launched(some)
+@pytest.mark.parametrize("marks", ["trusted", "user"])
+def test_a_sandbox_runs_moves_to_a_new_root_and_is_exported(some: Machines, marks: str) -> None:
+    guest = launched(some, marks)
     assert guest.shell("cat /etc/hostname; echo one > /one; cat /one") == "first\none\n"
     with guest.stream(Target.LAUNCH) as second:
         assert second.recv(1) == b"", "a machine has one sandbox"
-    assert guest.shell("head -c 3000000 /dev/urandom > /big; rm /bin/seq") == ""
+    assert guest.shell("head -c 3000000 /dev/urandom > /big; rm -r /bin/seq /var; mkdir /var") == ""
     looked = guest.face(Target.REROOT, [("form", "trusted"), ("look", "1")])
     assert looked[0][1] == b"u"
-    guest.face(Target.REROOT, guests.ground((f"{guests.SCRATCH}/u",), "2"))
+    guest.face(Target.REROOT, guests.ground((f"{guests.SCRATCH}/u",), "2", marks))
     assert guest.shell("cat /etc/hostname /one; echo two > /two; [ -e /bin/seq ] || echo gone") == "first\none\ngone\n"
     first, second_upper = guest.export(f"{guests.SCRATCH}/u"), guest.export(f"{guests.SCRATCH}/u2")
     assert (b"one\n" in first, b"two\n" in first) == (True, False)
     assert (b"one\n" in second_upper, b"two\n" in second_upper) == (False, True)
     assert len(first) > 3_000_000
+    assert [whose for whose in ("trusted", "user") if f"{whose}.overlay.opaque".encode() in first] == [marks]
     for stream in (first, second_upper):
         head = wire.EXPORT_HEAD.unpack(stream[-wire.EXPORT_HEAD.size :])
         assert (chr(head[0]), head[13]) == ("e", 0)
@@ -259,7 +267,7 @@ def test_a_panic_is_an_end(some: Machines, restored: bool) -> None:
 
 
 def test_connections_to_elsewhere_are_ended_and_no_others(some: Machines) -> None:
-    guest = some.boot(*guests.NETWORK)
+    guest = some.boot("host")
     wrong = wire.items(("address", "eth0\t10.0.2.15/33\t10.0.2.2"))
     assert error_of(guest, Op.PREPARE, wrong) == ("Invalid argument", b"address=eth0")
     guests.prepare(guest, ("address", "eth0\t10.0.2.15/24\t10.0.2.2"))
