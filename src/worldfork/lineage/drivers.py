@@ -52,7 +52,10 @@ class Drivers:
             if self._machines is None:
                 from worldfork.sandbox.microvm.driver import MicrovmDriver
 
-                self._machines = MicrovmDriver(self._settings, self._home.images)
+                made = MicrovmDriver(self._settings, self._home.images)
+                # What a machine leaves is written as this user's sandboxes without one would write it.
+                made.ids = self.own.ids
+                self._machines = made
             return self._machines
 
     def drop_spare(self, unused_s: float = 0.0) -> bool:

@@ -88,8 +88,7 @@ def make_facts(
     driver = place.driver_of(options.driver)
     check_driver(record, driver.name)
     check_form(record, driver.form)
-    # What a machine leaves is written with these ids too.
-    check_ids(record, place.driver.ids)
+    check_ids(record, driver.ids)
     sandbox_id = new_id("sb")
     stored = record.facts
     woken = record.kind == "memory"
@@ -106,7 +105,7 @@ def make_facts(
         base=base,
         snapshot_id=record.snapshot_id,
         layers=record.layers,
-        ids=place.driver.ids,
+        ids=driver.ids,
         cgroups=driver.cgroups_of(sandbox_id),
         network=options.network,
         env={**stored.get("env", {}), **options.env},
