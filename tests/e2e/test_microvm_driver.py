@@ -284,6 +284,29 @@ def test_a_fork_of_a_fork_of_a_fork(world: World) -> None:
     run(work())
 
 
+def test_a_machine_of_two_processors_is_forked_while_both_work(world: World) -> None:
+    limits = Limits(memory_mb=MEMORY_MB, cpus=2)
+    work_text = "i=0; while true; do i=$((i+1)); echo $i > /dev/shm/{}; done"
+
+    async def work() -> None:
+        plan = world.plan(limits=limits)
+        async with world.started(plan) as source:
+            assert await said(source.connection, "nproc") == "2"
+            for name in ("a", "b"):
+                command = ("/bin/sh", "-c", work_text.format(name))
+                await source.connection.start(CommandSpec(command, env=_PATH, keep=True))
+            await said(source.connection, "while [ ! -s /dev/shm/a ] || [ ! -s /dev/shm/b ]; do sleep 0.05; done")
+            memory = await save(world, plan, "memory")
+        async with world.started(world.plan(memory=memory, limits=limits)) as fork:
+            assert await said(fork.connection, "nproc") == "2"
+            for name in ("a", "b"):
+                seen = await said(fork.connection, f"cat /dev/shm/{name}")
+                waits = f'until [ "$(cat /dev/shm/{name})" -gt "{seen or 0}" ] 2>/dev/null; do sleep 0.05; done'
+                await said(fork.connection, waits)
+
+    run(work())
+
+
 def test_a_hook_runs_in_every_fork_and_its_failure_is_the_forks(world: World) -> None:
     hook = "mkdir -p /etc/worldfork; printf '%s\\n' '#!/bin/sh' '{}' > {path}; chmod 755 {path}"
     path = "/etc/worldfork/after-fork"
