@@ -244,12 +244,19 @@ def _scanned(pagemap: int, start: int, end: int) -> list[tuple[int, int]]:
         # Not of a file, and either present or swapped.
         asked = bytearray(_SCAN.pack(*words, _IS_FILE, _IS_FILE, _IS_PRESENT | _IS_SWAPPED, 0))
         count = fcntl.ioctl(pagemap, _PAGEMAP_SCAN, asked, True)
+        reached = _SCAN.unpack(asked)[4]
+        if reached <= start:
+            raise OSError(errno.EINVAL, "the kernel's scan does not come forward")
         for address, behind, _ in _REGION.iter_unpack(room.raw[: count * _REGION.size]):
+            # It may stop short of what it tells, with a process of several threads, and tells that again then.
+            behind = min(behind, reached)
+            if address >= behind:
+                continue
             if found and found[-1][1] == address:
                 found[-1] = (found[-1][0], behind)
             else:
                 found.append((address, behind))
-        start = _SCAN.unpack(asked)[4]
+        start = reached
     return found
 
 
