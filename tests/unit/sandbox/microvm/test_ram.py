@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import subprocess
@@ -169,6 +170,29 @@ def test_a_kernel_that_does_not_scan_tells_the_same(sealed: int, monkeypatch: py
         fork.end()
     assert scanned.runs == in_steps.runs == looked_up.runs == ((0, 3), (7, 1), (9, 2), (63, 1))
     assert bytes(scanned.data) == bytes(in_steps.data) == bytes(looked_up.data)
+
+
+def test_a_scan_that_stops_short_of_what_it_tells_counts_nothing_twice(
+    sealed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = fcntl.ioctl
+
+    def short(pagemap: int, order: int, asked: bytearray, change: bool) -> int:
+        count = real(pagemap, order, asked, change)
+        words = list(ram._SCAN.unpack(asked))
+        words[4] = max(words[2] + PAGE_BYTES, (words[2] + words[4]) // 2 // PAGE_BYTES * PAGE_BYTES)
+        asked[:] = ram._SCAN.pack(*words)
+        return count
+
+    fork = Fork(sealed)
+    try:
+        for place in (0, 1, 2, 7, 9, 10, 40, 41, 63):
+            fork.tell(place, "xy"[place % 2])
+        monkeypatch.setattr(fcntl, "ioctl", short)
+        found = ram.private_pages(fork.process.pid, sealed)
+    finally:
+        fork.end()
+    assert found.runs == ((0, 3), (7, 1), (9, 2), (40, 2), (63, 1))
 
 
 def test_more_runs_than_one_call_takes_and_more_pages_than_were_expected(
