@@ -178,7 +178,7 @@ def test_a_scan_that_stops_short_of_what_it_tells_counts_nothing_twice(
     real = fcntl.ioctl
 
     def short(pagemap: int, order: int, asked: bytearray, change: bool) -> int:
-        count = real(pagemap, order, asked, change)
+        count = int(real(pagemap, order, asked, change))
         words = list(ram._SCAN.unpack(asked))
         words[4] = max(words[2] + PAGE_BYTES, (words[2] + words[4]) // 2 // PAGE_BYTES * PAGE_BYTES)
         asked[:] = ram._SCAN.pack(*words)
