@@ -37,7 +37,7 @@ def test_the_demo_in_machines(home: Path, tmp_path: Path) -> None:
     if images != home / "images" and not (home / "images").exists():
         (home / "images").symlink_to(images)
     done = demo(make_world(tmp_path / "root"), WORLDFORK_ALLOW_TCG="1", **NO_REGISTRY)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr + done.stdout
     story = json.loads(done.stdout)
     survived = [(one["name"], one["ok"]) for one in story["survived"]]
     assert [name for name, _ in survived].count("live process") == 1

@@ -127,13 +127,14 @@ def open_world(base: str, memory_mb: int, *, quiet: bool) -> Iterator[Opened]:
         ConfigError: the base is none for this.
     """
     with progress("starting a virtual machine; the first boots, all others are restored from it", quiet=quiet):
-        first = Sandbox.create(base=base, memory_mb=memory_mb, network="host")
-    with first:
-        isolation = first.info().isolation
-        if "tcg" not in isolation:
-            prepare_root(first)
-            yield Opened(first, isolation)
-            return
+        # With a network it would take along what the host's pip is set to read, which an interpreted one needs not.
+        with Sandbox.create(base=base, memory_mb=memory_mb, network="none") as first:
+            isolation = first.info().isolation
+    if "tcg" not in isolation:
+        with Sandbox.create(base=base, memory_mb=memory_mb, network="host") as world:
+            prepare_root(world)
+            yield Opened(world, isolation)
+        return
     notes = ["QEMU interprets machines here: the packages were installed by the driver namespace on the same root,"]
     notes.append("and its snapshot was restored in a machine, in which all else happens.")
     with progress("installing packages", quiet=quiet):
