@@ -248,7 +248,8 @@ def _scanned(pagemap: int, start: int, end: int) -> list[tuple[int, int]]:
         if reached <= start:
             raise OSError(errno.EINVAL, "the kernel's scan does not come forward")
         for address, behind, _ in _REGION.iter_unpack(room.raw[: count * _REGION.size]):
-            # It may stop short of what it tells, with a process of several threads, and tells that again then.
+            # After more regions than the kernel holds at a time (512) it names the place where it copied those out,
+            # although it went on behind that: what lies there is told again.
             behind = min(behind, reached)
             if address >= behind:
                 continue

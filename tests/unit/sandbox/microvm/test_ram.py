@@ -172,6 +172,22 @@ def test_a_kernel_that_does_not_scan_tells_the_same(sealed: int, monkeypatch: py
     assert bytes(scanned.data) == bytes(in_steps.data) == bytes(looked_up.data)
 
 
+def test_more_runs_than_the_kernel_holds_at_a_time() -> None:
+    fd = ram.new_ram(4096 * PAGE_BYTES)
+    try:
+        ram.seal(fd)
+        with mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE) as memory:
+            for number in range(0, 4096, 2):
+                memory[number * PAGE_BYTES] = number % 251 + 1
+            found = ram.private_pages(os.getpid(), fd)
+            assert found.runs == tuple((number, 1) for number in range(0, 4096, 2))
+            assert [found.data[place * PAGE_BYTES] for place in range(2048)] == [
+                number % 251 + 1 for number in range(0, 4096, 2)
+            ]
+    finally:
+        os.close(fd)
+
+
 def test_a_scan_that_stops_short_of_what_it_tells_counts_nothing_twice(
     sealed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
