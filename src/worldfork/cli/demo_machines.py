@@ -213,7 +213,7 @@ def _session_survivor(restored: Sandbox, session: Session) -> Survivor:
 
 
 def kind_rows(disk: Kind, memory: Kind) -> list[tuple[str, ...]]:
-    """Return the rows of the table of both kinds: what, forkable after, stood still, added bytes, restore here, there."""
+    """Return the rows of the table of both kinds: what, forkable after, stood still, adds, restore here, there."""
     rows: list[tuple[str, ...]] = []
     for name, kind, article_s in (("filesystem", disk, ARTICLE_DISK_S), ("memory", memory, ARTICLE_MEMORY_S)):
         pause_s = kind.snapshot.pause_s
