@@ -21,6 +21,8 @@ REMEDY = "end this sandbox: what runs its machine is not what was started there"
 
 _LENGTHS_MAX = ((64 << 10) + 256, 1 << 20, 64 << 10)
 """Of a name, of all attributes, of a link's target, in bytes."""
+_LINKED = "flps"
+"""Kinds of files that can have several names; only those of plain files are marked, since their content comes once."""
 _LINKS_BYTES_MAX = 256 << 20
 """What may be remembered of files with several names."""
 _INODE_BYTES = 1024
@@ -105,11 +107,9 @@ class Arriving:
             self._order.expect_next(entry)
         except (ValueError, Corrupt) as error:
             raise broken(str(error), name) from error
-        if entry.kind == "f" and not entry.link:
-            if head.links > 1:
-                self._remember(head.inode, name)
-            return entry, self._content(entry)
-        return entry, None
+        if entry.kind in _LINKED and not entry.link and head.links > 1:
+            self._remember(head.inode, name)
+        return entry, self._content(entry) if entry.kind == "f" and not entry.link else None
 
     def _entry(self, head: _Head, name: str, attributes: bytes, link_target: str) -> Entry:
         kind = chr(head.kind)
@@ -124,6 +124,8 @@ class Arriving:
             raise NotCapturable(f"a device file cannot be captured: {name}", what=name, why="a device")
         if kind not in "dflps" or head.mtime_ns >= 1_000_000_000 or head.size > _FILE_BYTES_MAX:
             raise broken("it is no kind of file", name)
+        if kind in _LINKED and kind != "f" and head.links > 1 and head.inode in self._first:
+            return Entry(name, kind, target=link_target, link=self._first[head.inode])
         found = _attributes(attributes, name)
         marks = {key: value for key, value in found.items() if is_mark(key, self._form)}
         data = {name_inside(key, self._form): value for key, value in found.items() if key not in marks}

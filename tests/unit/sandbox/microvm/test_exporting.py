@@ -128,6 +128,8 @@ def make_tree(tree: Path) -> None:
     os.utime(tree / "b" / "file", ns=(1, 1_500_000_001_000_000_007))
     os.symlink("/etc/passwd", tree / "a")
     os.mkfifo(tree / "pipe")
+    os.link(tree / "pipe", tree / "b" / "pipe")
+    os.link(tree / "a", tree / "b" / "same", follow_symlinks=False)
     os.link(tree / "b" / "file", tree / "b" / "other")
     os.link(tree / "b" / "file", tree / "c")
     (tree / os.fsdecode(b"\xff\n")).touch()
@@ -146,6 +148,8 @@ def test_a_layer_holds_all_that_the_upper_has(export: Path, tmp_path: Path) -> N
     assert 3_000_001 <= size < 8_000_000
     assert (tmp_path / "layer" / "sparse").stat().st_blocks * 512 < 1 << 20
     assert (tmp_path / "layer" / "c").stat().st_nlink == 3
+    for one, other in (("pipe", "b/pipe"), ("a", "b/same")):
+        assert (tmp_path / "layer" / one).lstat().st_ino == (tmp_path / "layer" / other).lstat().st_ino
 
 
 @as_root
