@@ -25,6 +25,7 @@ DIRECTORIES = (
 )  # fmt: skip
 MERGED = ("bin", "lib", "lib64", "sbin")
 """Links to the directories of the same name in /usr, as distributions have them."""
+UNLISTED = "libgcc_s.so.1"
 UNUSED = shutil.ignore_patterns(
     "test", "tests", "idlelib", "lib2to3", "turtledemo", "config-*", "site-packages", "EXTERNALLY-MANAGED"
 )
@@ -85,7 +86,10 @@ def _add_python(root: Path) -> None:
 def _add_libraries(root: Path) -> None:
     programs = [str(path) for path in root.rglob("*") if path.is_file() and _is_elf(path)]
     listed = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False).stdout
-    for library in sorted(set(re.findall(r"(/\S+)\s+\(0x", listed))):
+    found = set(re.findall(r"(/\S+)\s+\(0x", listed))
+    # A thread that ends loads it by name; no program lists it.
+    found |= {str(Path(each).with_name(UNLISTED)) for each in found if Path(each).with_name(UNLISTED).exists()}
+    for library in sorted(found):
         target = root / library.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists():
