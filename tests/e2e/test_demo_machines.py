@@ -17,7 +17,8 @@ from worldfork.core.errors import ERROR_TABLE
 from worldfork.rollout.demo_task import DEMO_REWARDS
 
 PROGRAM = str(Path(sys.executable).with_name("worldfork"))
-NO_REGISTRY = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": ""}
+NOWHERE = "file:///nowhere"
+NO_REGISTRY = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_EXTRA_INDEX_URL": NOWHERE, "PIP_FIND_LINKS": NOWHERE}
 """The world of the standard library is built in a tenth of the time; all of it has to come back as well."""
 
 pytestmark = pytest.mark.root
