@@ -320,7 +320,19 @@ def with_network(facts: SandboxFacts, options: StartOptions) -> tuple[SandboxFac
     if facts.network != "host":
         return facts, None
     network = host_network(os.environ, options.host_settings)
+    if facts.driver != "namespace":
+        network = without_directories(network)
     return replace(facts, network_env=network.env), network
+
+
+def without_directories(network: HostNetwork) -> HostNetwork:
+    """Leave out what names whole directories, such as a package index: a machine would have to be given a copy."""
+    gone = [target for source, target in network.binds if os.path.isdir(source)]
+    return HostNetwork(
+        env={name: value for name, value in network.env.items() if not any(target in value for target in gone)},
+        binds=[(source, target) for source, target in network.binds if target not in gone],
+        resolv_conf=network.resolv_conf,
+    )
 
 
 def _plan(place: Place, facts: SandboxFacts, network: HostNetwork | None) -> StartPlan:

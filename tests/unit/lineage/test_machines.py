@@ -23,11 +23,12 @@ from worldfork.lineage.machines import machine_options
 from worldfork.lineage.measuring import files_bytes
 from worldfork.lineage.memory import check_outside, refused, suspended_facts
 from worldfork.lineage.place import Place
-from worldfork.lineage.starting import StartOptions
+from worldfork.lineage.starting import StartOptions, without_directories
 from worldfork.lineage.suspending import find_suspended
 from worldfork.records.death import DeathCause, LimitHits
 from worldfork.records.origin import Mount, Origin
 from worldfork.records.sandbox import Base, SandboxFacts, SandboxStatus
+from worldfork.sandbox.network import HostNetwork
 from worldfork.sandbox.pressure import HostKills
 from worldfork.store.store import Store
 
@@ -103,6 +104,19 @@ def test_a_machine_has_the_network_only_if_that_is_said() -> None:
     assert start_options(fresh=True).network == "host"
     assert start_options(fresh=True, driver="microvm").network == "none"
     assert start_options(fresh=True, driver="microvm", allow_internet_access=True).network == "host"
+
+
+def test_a_machine_is_given_no_copy_of_a_package_index(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("")
+    network = HostNetwork(
+        {"PIP_INDEX_URL": "file:///dev/.worldfork/host-0/simple", "PIP_CERT": "/dev/.worldfork/host-1", "A": "b"},
+        [(str(tmp_path), "/dev/.worldfork/host-0"), (str(tmp_path / "ca.pem"), "/dev/.worldfork/host-1")],
+        "nameserver 192.0.2.1",
+    )
+    kept = without_directories(network)
+    assert kept.env == {"PIP_CERT": "/dev/.worldfork/host-1", "A": "b"}
+    assert kept.binds == [(str(tmp_path / "ca.pem"), "/dev/.worldfork/host-1")]
+    assert kept.resolv_conf == network.resolv_conf
 
 
 def test_what_connections_shall_become_is_one_of_three_words() -> None:
