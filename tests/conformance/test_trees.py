@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.conformance.conftest import Sandboxes
+from tests.conformance.differences import able
 from tests.conformance.inside import SLEEPER, python, shell, told
-from tests.conformance.trees import differences, plant_here, plant_inside, tell_here, tell_inside
+from tests.conformance.trees import Manifest, differences, plant_here, plant_inside, tell_here, tell_inside
 
 from worldfork import Sandbox, SnapshotInfo
 from worldfork.core.remove import remove_tree
@@ -49,6 +50,12 @@ class Taker:
         return snapshot
 
 
+def shown(manifest: Manifest, capabilities: Capabilities) -> Manifest:
+    """What a restore tells of a tree: the image that a machine reads it from has holes, and counts none."""
+    hidden = () if able(capabilities, "disk_on_host") else ("sparse",)
+    return {path: {key: row[key] for key in row if key not in hidden} for path, row in manifest.items()}
+
+
 @pytest.mark.behaviour("checkpoint-10", "restore-1")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_tree_with_one_of_everything_survives(
@@ -64,10 +71,11 @@ def test_a_tree_with_one_of_everything_survives(
         snapshot = taker.take()
         assert differences(wanted, tell_inside(taker.box, top)) == [], f"the source, after {step}"
         fork = sandboxes.restore(snapshot)
-        assert differences(wanted, tell_inside(fork, top)) == [], f"a restore, after {step}"
+        found = shown(tell_inside(fork, top), capabilities)
+        assert differences(shown(wanted, capabilities), found) == [], f"a restore, after {step}"
     # And what a fork's own snapshot holds.
     again = sandboxes.restore(fork.checkpoint())
-    assert differences(wanted, tell_inside(again, top)) == []
+    assert differences(shown(wanted, capabilities), shown(tell_inside(again, top), capabilities)) == []
 
 
 @pytest.mark.behaviour("checkpoint-11")
