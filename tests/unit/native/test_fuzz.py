@@ -26,6 +26,7 @@ def compiled(name: str, directory: Path) -> Path:
     return out
 
 
+@pytest.mark.timeout(180)  # compiled under sanitizers first
 @pytest.mark.parametrize("name", ["fuzz_frame", "fuzz_exec", "fuzz_mux", "fuzz_body"])
 @pytest.mark.parametrize("seed", ["1", "20000001"])
 def test_broken_bytes_never_break_a_decoder(name: str, seed: str, tmp_path: Path) -> None:
