@@ -13,6 +13,7 @@ from tests import machines
 from tests.conformance.world import make_world
 
 from worldfork import Sandbox
+from worldfork.cli.demo import LABEL
 from worldfork.core.errors import ERROR_TABLE
 from worldfork.rollout.demo_task import DEMO_REWARDS
 
@@ -49,7 +50,7 @@ def test_the_demo_in_machines(home: Path, tmp_path: Path) -> None:
     assert kinds["memory"]["pause_s"] < kinds["memory"]["checkpoint_s"]
     assert kinds["memory"]["size_bytes"] > kinds["filesystem"]["size_bytes"]
     assert kinds["article"] == {"filesystem_restore_s": 1.9, "memory_restore_s": 0.9}
-    assert [Sandbox.list(), [one.label for one in Sandbox.list_all_snapshots() if one.label]] == [[], []]
+    assert [Sandbox.list(), [one for one in Sandbox.list_all_snapshots() if one.label == LABEL]] == [[], []]
 
 
 def test_without_a_machine_the_remedy_is_named(home: Path, tmp_path: Path) -> None:
