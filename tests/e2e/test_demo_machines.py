@@ -54,7 +54,7 @@ def test_the_demo_in_machines(home: Path, tmp_path: Path) -> None:
 
 
 def test_without_a_machine_the_remedy_is_named(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "usr").mkdir(parents=True)
     done = demo(tmp_path / "root", PATH=str(tmp_path))
     assert done.returncode == ERROR_TABLE["driver_unavailable"][1]
     assert json.loads(done.stderr)["error"]["remedy"]
