@@ -13,6 +13,7 @@ from pathlib import Path
 from worldfork.content.entry import Entry, decode, encode
 from worldfork.content.failures import naming
 from worldfork.content.mapped import NOBODY, lines_of
+from worldfork.content.pieces import read_pieces
 from worldfork.content.stack import LayerStack, Node
 from worldfork.core.errors import StoreError
 
@@ -20,7 +21,6 @@ _MOST_LINKS = 40
 """What the kernel follows in one path."""
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 _BATCH = 512
-_CHUNK_BYTES = 1 << 20
 
 Known = Mapping[str, str]
 """Of a layer that was sealed: the content hash of each of its files, by path."""
@@ -227,8 +227,7 @@ class MergedView:
                 raise
         else:
             try:
-                while data := os.read(fd, _CHUNK_BYTES):
-                    yield data
+                yield from read_pieces(fd)
             finally:
                 os.close(fd)
             return
@@ -279,8 +278,8 @@ def _content(form: str, path: str, *layers: str) -> Iterator[bytes]:
     view = MergedView([Path(layer) for layer in layers], form)
     with naming(path, "read"):
         fd = view.open(path)
-    with open(fd, "rb") as file:
-        while data := file.read(_CHUNK_BYTES):
+    with open(fd, "rb", buffering=0):
+        for data in read_pieces(fd):
             yield base64.b64encode(data) + b"\n"
 
 

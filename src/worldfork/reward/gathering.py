@@ -9,10 +9,9 @@ from enum import IntEnum
 from worldfork.content.compare import Change
 from worldfork.content.failures import naming
 from worldfork.content.merged import MergedView
+from worldfork.content.pieces import read_pieces
 from worldfork.content.stack import Node
 from worldfork.records.edits import MOST_DROPPED, EditedFile, Edits
-
-_CHUNK_BYTES = 1 << 20
 
 
 class Rank(IntEnum):
@@ -117,8 +116,7 @@ def pieces_of(view: MergedView, node: Node) -> Iterator[bytes]:
     """
     fd = view.open_node(node)
     try:
-        while data := os.read(fd, _CHUNK_BYTES):
-            yield data
+        yield from read_pieces(fd)
     finally:
         os.close(fd)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 from worldfork.records.cpu import CpuUse, ThreadUse
 
@@ -80,10 +79,10 @@ def _cpus(groups: Iterable[str]) -> int:
     """Return how many CPUs the groups may use at once: every group that they are in may have a quota."""
     cpus = float(len(os.sched_getaffinity(0)))
     above = {
-        str(parent)
+        parent
         for group in groups
         if any(os.path.exists(f"{group}/{name}") for name in ("cpu.cfs_quota_us", "cgroup.controllers"))
-        for parent in (PurePosixPath(group), *PurePosixPath(group).parents)
+        for parent in _and_above(group)
     }
     for group in above:
         quota, period = (*_text(f"{group}/cpu.max").split(), "", "")[:2]
@@ -92,6 +91,12 @@ def _cpus(groups: Iterable[str]) -> int:
         if quota.isdigit() and period.isdigit() and int(period):
             cpus = min(cpus, int(quota) / int(period))
     return max(1, int(cpus))
+
+
+def _and_above(path: str) -> Iterator[str]:
+    while path != (above := os.path.dirname(path)):
+        yield path
+        path = above
 
 
 def machine_used_s(stat: str = "/proc/stat") -> float:

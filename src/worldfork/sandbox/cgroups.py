@@ -42,8 +42,8 @@ class CgroupLayout:
         """Return the directories of one sandbox, which launch will make."""
         name = f"{PREFIX}{sandbox_id}"
         if self.v2 is not None:
-            return (str(self.v2 / name),)
-        return tuple(str(parent / name) for parent in self.v1.values())
+            return (f"{self.v2}/{name}",)
+        return tuple(f"{parent}/{name}" for parent in self.v1.values())
 
     def items(self, sandbox_id: str, limits: Limits) -> list[tuple[str, str]]:
         """Return the plan items for one sandbox."""

@@ -187,7 +187,11 @@ class Layers(OwnedStore):
 
     def layer_path(self, layer_id: str) -> Path:
         """Return where the content of a layer lies. Looks at nothing: hold the layer to be sure of it."""
-        return self.home.layers / check_id("ly", layer_id) / "fs"
+        found = self._layer_paths.get(layer_id)
+        if found is None:
+            found = self.home.layers / check_id("ly", layer_id) / "fs"
+            self._layer_paths.put(layer_id, found, 1)
+        return found
 
     def layer(self, layer_id: str) -> LayerRecord:
         """Return what is known of a layer.

@@ -18,6 +18,7 @@ from worldfork.core import mapped
 from worldfork.core.clock import Clock, SystemClock, boot_id
 from worldfork.core.errors import Locked, OutOfSpace, StoreError
 from worldfork.core.ids import new_id
+from worldfork.core.recent import Recent
 from worldfork.core.remove import remove_tree
 from worldfork.core.settings import DEFAULT_LEASE_TTL_S
 from worldfork.store import ballast, locks
@@ -29,6 +30,8 @@ from worldfork.store.home import Home
 
 _BEATS = 4
 """How often a lease is renewed within its time to live."""
+_MOST_PATHS = 512
+"""Of layers that are kept: making one again for each use costs more, and fills the interpreter's table of names."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -55,6 +58,7 @@ class OwnedStore:
         self._leases: set[str] = set()
         """Ids of the drafts and readings that this process goes on with. What was given up and could not be forgotten
         is not among them, and runs out."""
+        self._layer_paths: Recent[Path] = Recent(_MOST_PATHS)
         self._heartbeat = self._new_heartbeat()
         _follow_forks(self)
 
@@ -160,7 +164,7 @@ class OwnedStore:
         """Do as `trash`; tell whether there was anything."""
         with typed(f"{path} cannot be moved to the trash"):
             try:
-                target = self.home.trash / f"{path.name}-{secrets.token_hex(8)}"
+                target = f"{self.home.trash}/{path.name}-{secrets.token_hex(8)}"
                 mapped.if_refused(os.rename, path, target)
             except FileNotFoundError:
                 return False
@@ -206,6 +210,7 @@ class OwnedStore:
         self._owner = None
         self._owner_mutex = threading.Lock()
         self._leases = set()
+        self._layer_paths = Recent(_MOST_PATHS)
         self._heartbeat = self._new_heartbeat()
 
 
