@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 
 from worldfork.core.errors import ConfigError, NotCapturable, WorldforkError
+from worldfork.core.shielded import to_its_end
 from worldfork.lineage.checkpoint import drop_work, held, take
 from worldfork.lineage.fitting import check_form, check_ids
 from worldfork.lineage.live import Live
@@ -55,7 +56,7 @@ async def adopt(live: Live, record: SnapshotRecord, *, label: str | None = None)
                 if not idle:
                     raise _busy(live)
                 exchange = _exchange(live, connection, turn_fd, record, label)
-                return await _undisturbed(exchange)
+                return await to_its_end(exchange)
         finally:
             # A caller that was cancelled hears of no snapshot, but the sandbox has moved, and lists it.
             if exchange is not None and not exchange.cancelled() and exchange.exception() is None:
@@ -63,17 +64,6 @@ async def adopt(live: Live, record: SnapshotRecord, *, label: str | None = None)
                 live.place.make_durable(before.snapshot_id, sync_fd, before.level)
             elif sync_fd is not None:
                 os.close(sync_fd)
-
-
-async def _undisturbed(exchange: asyncio.Future[SnapshotRecord]) -> SnapshotRecord:
-    """Wait for the exchange, which a caller that is cancelled lets come to its end."""
-    try:
-        return await asyncio.shield(exchange)
-    except asyncio.CancelledError:
-        while not exchange.done():
-            with contextlib.suppress(asyncio.CancelledError):  # asked more than once
-                await asyncio.wait([exchange])
-        raise
 
 
 def _exchange(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from worldfork.core.errors import NotCapturable, NotFound, SandboxDied, SandboxError, WorldforkError
+from worldfork.core.shielded import to_its_end
 from worldfork.lineage.capture import is_untouched
 from worldfork.lineage.copying import take_copy
 from worldfork.lineage.durable import check_level, expect_quota
@@ -117,11 +118,8 @@ async def whole(live: Live, taking: Coroutine[Any, Any, tuple[SnapshotRecord, _T
     """Take a snapshot in one piece: a caller that is cancelled meanwhile hears of it afterwards, and has none."""
     task = asyncio.ensure_future(taking)
     try:
-        return await asyncio.shield(task)
+        return await to_its_end(task)
     except asyncio.CancelledError:
-        while not task.done():
-            with contextlib.suppress(asyncio.CancelledError):  # asked more than once
-                await asyncio.wait([task])
         if not task.cancelled() and task.exception() is None:
             with contextlib.suppress(WorldforkError):
                 await live.place.work(lambda: live.place.store.delete_snapshot(task.result()[0].snapshot_id))

@@ -1,10 +1,12 @@
-"""Waiting that has an end, and work that is not left half done."""
+"""Waiting that has an end."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
+
+from worldfork.core.shielded import to_its_end
 
 T = TypeVar("T")
 
@@ -52,21 +54,3 @@ def _look(task: asyncio.Task[Any]) -> None:
     """Retrieve what a policy ended with after its turn was over; nobody else asks."""
     if not task.cancelled():
         task.exception()
-
-
-async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Await work that must not be left half done; a cancellation passes on after its end."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            if not task.cancelled():
-                cancelled = error
-        except BaseException:
-            break
-    if cancelled is not None:
-        _look(task)
-        raise cancelled
-    return task.result()

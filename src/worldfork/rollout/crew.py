@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from worldfork.core.shielded import to_its_end
 from worldfork.core.threads import in_thread
 from worldfork.records.episode import Episode, Failure, FailureKind
 from worldfork.rollout.attempt import Setting
-from worldfork.rollout.bounds import to_its_end
 from worldfork.rollout.clearing import Clearing
 from worldfork.rollout.faults import failure_of
 from worldfork.rollout.journal import Key

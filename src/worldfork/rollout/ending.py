@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from worldfork.core.clock import SystemClock
 from worldfork.core.errors import Locked, SandboxDied, WorldforkError
+from worldfork.core.shielded import to_its_end
 from worldfork.core.threads import in_thread
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.endings import clear_away, see_end
@@ -26,7 +27,6 @@ from worldfork.records.task import Task
 from worldfork.reward.carry import Carried, read_out
 from worldfork.reward.verifier import Verifier
 from worldfork.rollout.attempt import HOST_MEMORY, Attempt, Setting
-from worldfork.rollout.bounds import to_its_end
 from worldfork.rollout.clearing import clearing_of_loop
 from worldfork.rollout.faults import RETRIES, failure_of, fault_of, pause_after
 from worldfork.rollout.judges import cpus

@@ -14,6 +14,7 @@ from typing import Any
 from worldfork.core.clock import SystemClock
 from worldfork.core.errors import ConfigError
 from worldfork.core.ids import content_id
+from worldfork.core.shielded import to_its_end
 from worldfork.core.threads import in_thread
 from worldfork.lineage.place import place
 from worldfork.lineage.snapshots import SnapshotInfo
@@ -22,7 +23,6 @@ from worldfork.records.task import Task
 from worldfork.reward.advantages import group_advantages
 from worldfork.reward.score_verifier import ScoreFunction
 from worldfork.reward.verifier import Verifier
-from worldfork.rollout.bounds import to_its_end
 from worldfork.rollout.crew import Crew
 from worldfork.rollout.faults import FaultRules, Faults
 from worldfork.rollout.journal import Journal, Key

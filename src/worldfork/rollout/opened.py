@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from worldfork.core.clock import SystemClock
 from worldfork.core.errors import ConfigError, ForkError, NotFound, SandboxDied, SandboxError, WorldforkError
+from worldfork.core.shielded import to_its_end
 from worldfork.core.threads import in_thread
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.door import through
@@ -33,7 +34,6 @@ from worldfork.records.trajectory import Trajectory
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.reward.score_verifier import ScoreFunction
 from worldfork.reward.verifier import Verifier
-from worldfork.rollout.bounds import to_its_end
 from worldfork.rollout.ending import Ending, note_death
 from worldfork.rollout.judges import judges
 from worldfork.rollout.ledger import Facts, Ledger, forget_old

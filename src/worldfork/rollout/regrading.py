@@ -11,6 +11,7 @@ from typing import Any
 from worldfork.core.clock import SystemClock
 from worldfork.core.errors import ConfigError, NotFound
 from worldfork.core.ids import content_id
+from worldfork.core.shielded import to_its_end
 from worldfork.core.threads import in_thread
 from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.snapshots import SnapshotInfo
@@ -18,7 +19,6 @@ from worldfork.records.edits import Edits
 from worldfork.records.episode import Episode, FailureKind, Timings
 from worldfork.records.task import Task
 from worldfork.reward.verifier import Case, Start, Verifier
-from worldfork.rollout.bounds import to_its_end
 from worldfork.rollout.faults import failure_of
 from worldfork.rollout.journal import Journal
 from worldfork.rollout.judges import cpus, judges

@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 
 from worldfork.core.errors import WorldforkError
+from worldfork.core.shielded import to_its_end
 from worldfork.rollout.attempt import Attempt, Setting
-from worldfork.rollout.bounds import to_its_end
 from worldfork.rollout.outcome import Outcome, Which
 from worldfork.rollout.turn import Agent
 

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from worldfork.rollout.bounds import TurnOver, bounded, to_its_end
+from worldfork.core.shielded import to_its_end
+from worldfork.rollout.bounds import TurnOver, bounded
 
 
 def test_what_was_begun_ends_however_often_its_caller_is_cancelled() -> None:

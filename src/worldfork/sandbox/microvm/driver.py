@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from worldfork.core.errors import DriverUnavailable, LaunchFailed, SandboxDied, WorldforkError
 from worldfork.core.settings import Settings
+from worldfork.core.shielded import to_its_end
 from worldfork.core.threads import in_thread
 from worldfork.records.sandbox import SandboxFacts
 from worldfork.sandbox.cgroups import CgroupLayout, detect_layout
@@ -31,7 +32,6 @@ from worldfork.sandbox.microvm.machine import Network
 from worldfork.sandbox.microvm.manifest import read_running, read_saved
 from worldfork.sandbox.microvm.memories import Memories
 from worldfork.sandbox.microvm.saving import MemorySaved, save_memory
-from worldfork.sandbox.microvm.shielded import to_its_end
 from worldfork.sandbox.microvm.sizes import behind_card, check_memory, group_items
 from worldfork.sandbox.microvm.sizes import machine_size as machine_size
 from worldfork.sandbox.microvm.standby import Standby, enter_groups, kind_of, settle

@@ -21,10 +21,10 @@ from worldfork.content.writing import Writer
 from worldfork.core import mapped
 from worldfork.core.errors import ConfigError, NotCapturable, SandboxDied
 from worldfork.core.idmap import own_map
+from worldfork.core.shielded import to_its_end
 from worldfork.sandbox.microvm import wire
 from worldfork.sandbox.microvm.arriving import Arriving, broken
 from worldfork.sandbox.microvm.control import open_stream, reach
-from worldfork.sandbox.microvm.shielded import to_its_end
 
 LIMIT_BYTES = 1 << 40
 """What one upper may take here unless the caller says less."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from worldfork.content.failures import naming
 from worldfork.core.errors import Corrupt, NotFound, OutOfSpace, SandboxDied, SandboxError, WorldforkError
+from worldfork.core.shielded import to_its_end
 from worldfork.sandbox.microvm.connections import OutsideConnection, ask_outside, close_outside
 from worldfork.sandbox.microvm.control import Control, control
 from worldfork.sandbox.microvm.generations import link_disks, settle, write_ram
@@ -35,7 +36,6 @@ from worldfork.sandbox.microvm.pages import Pages, allocated_bytes
 from worldfork.sandbox.microvm.qmp import Qmp, connect
 from worldfork.sandbox.microvm.ram import PrivateReader, available_bytes, private_bytes
 from worldfork.sandbox.microvm.scratch import Scratch
-from worldfork.sandbox.microvm.shielded import to_its_end
 
 MONITOR: Final = "qmp"
 """QEMU's socket in the run directory."""
