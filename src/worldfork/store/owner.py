@@ -30,7 +30,7 @@ from worldfork.store.home import Home
 
 _BEATS = 4
 """How often a lease is renewed within its time to live."""
-_MOST_PATHS = 512
+_MOST_PATHS = 128
 """Of layers that are kept: making one again for each use costs more, and fills the interpreter's table of names."""
 
 _P = ParamSpec("_P")
