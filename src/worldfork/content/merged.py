@@ -278,9 +278,11 @@ def _content(form: str, path: str, *layers: str) -> Iterator[bytes]:
     view = MergedView([Path(layer) for layer in layers], form)
     with naming(path, "read"):
         fd = view.open(path)
-    with open(fd, "rb", buffering=0):
+    try:
         for data in read_pieces(fd):
             yield base64.b64encode(data) + b"\n"
+    finally:
+        os.close(fd)
 
 
 def state_digest(view: MergedView, base_fingerprint: str = "") -> str:

@@ -18,9 +18,11 @@ import os
 import stat
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from worldfork.content.marks import data_xattrs
+from worldfork.content.pieces import read_pieces
 from worldfork.core.errors import NotCapturable
 from worldfork.lineage.copier import Copier
 from worldfork.lineage.upper import Copied, Entry, closed_again, scan
@@ -29,7 +31,6 @@ __all__ = ["Capture", "Copied", "copy_upper", "difference", "is_untouched"]
 
 _MAX_CHAIN = 64
 """Copies over copies; deeper, each look-up costs more than a whole copy once in a while."""
-_COMPARED_BYTES = 1 << 20
 
 
 @dataclass
@@ -228,9 +229,5 @@ class _Difference:
 
 def _equal(one: str, other: str) -> bool:
     with open(one, "rb", buffering=0) as left, open(other, "rb", buffering=0) as right:
-        while True:
-            mine = left.read(_COMPARED_BYTES)
-            if mine != right.read(_COMPARED_BYTES):
-                return False
-            if not mine:
-                return True
+        pieces = zip_longest(read_pieces(left.fileno()), read_pieces(right.fileno()))
+        return all(mine == theirs for mine, theirs in pieces)

@@ -78,6 +78,7 @@ def find_account(groups: Iterable[str]) -> Account | None:
 def _cpus(groups: Iterable[str]) -> int:
     """Return how many CPUs the groups may use at once: every group that they are in may have a quota."""
     cpus = float(len(os.sched_getaffinity(0)))
+    # Of version 1 only one hierarchy has quotas, and looking through the others takes longer than all else.
     above = {
         parent
         for group in groups

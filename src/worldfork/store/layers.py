@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sqlite3
@@ -17,6 +18,7 @@ from worldfork.core.ids import check_id, new_id
 from worldfork.records.snapshot import LayerRecord
 from worldfork.store.failures import FIND_DAMAGE, typed
 from worldfork.store.faultpoints import fault
+from worldfork.store.home import Home
 from worldfork.store.owner import OwnedStore, frees_space
 
 FORMS = ("trusted", "user")
@@ -187,11 +189,7 @@ class Layers(OwnedStore):
 
     def layer_path(self, layer_id: str) -> Path:
         """Return where the content of a layer lies. Looks at nothing: hold the layer to be sure of it."""
-        found = self._layer_paths.get(layer_id)
-        if found is None:
-            found = self.home.layers / check_id("ly", layer_id) / "fs"
-            self._layer_paths.put(layer_id, found, 1)
-        return found
+        return _content_path(self.home, check_id("ly", layer_id))
 
     def layer(self, layer_id: str) -> LayerRecord:
         """Return what is known of a layer.
@@ -296,3 +294,9 @@ def require_layers(db: sqlite3.Connection, layer_ids: Sequence[str], owner_id: s
     if missing:
         raise NotFound(f"there is no layer {missing[0]}", layers=missing)
     return set(found.values())
+
+
+@functools.lru_cache(maxsize=128)
+def _content_path(home: Home, layer_id: str) -> Path:
+    """Return a layer's place; made anew for each use it would fill the interpreter's table of names."""
+    return home.layers / layer_id / "fs"

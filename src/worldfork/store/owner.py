@@ -18,7 +18,6 @@ from worldfork.core import mapped
 from worldfork.core.clock import Clock, SystemClock, boot_id
 from worldfork.core.errors import Locked, OutOfSpace, StoreError
 from worldfork.core.ids import new_id
-from worldfork.core.recent import Recent
 from worldfork.core.remove import remove_tree
 from worldfork.core.settings import DEFAULT_LEASE_TTL_S
 from worldfork.store import ballast, locks
@@ -30,8 +29,6 @@ from worldfork.store.home import Home
 
 _BEATS = 4
 """How often a lease is renewed within its time to live."""
-_MOST_PATHS = 128
-"""Of layers that are kept: making one again for each use costs more, and fills the interpreter's table of names."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -58,7 +55,6 @@ class OwnedStore:
         self._leases: set[str] = set()
         """Ids of the drafts and readings that this process goes on with. What was given up and could not be forgotten
         is not among them, and runs out."""
-        self._layer_paths: Recent[Path] = Recent(_MOST_PATHS)
         self._heartbeat = self._new_heartbeat()
         _follow_forks(self)
 
@@ -210,7 +206,6 @@ class OwnedStore:
         self._owner = None
         self._owner_mutex = threading.Lock()
         self._leases = set()
-        self._layer_paths = Recent(_MOST_PATHS)
         self._heartbeat = self._new_heartbeat()
 
 
