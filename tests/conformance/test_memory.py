@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from tests.conformance.conftest import Sandboxes
@@ -164,12 +165,13 @@ def test_a_suspended_sandbox_comes_back_as_the_one_it_was(sandboxes: Sandboxes) 
 
 
 @pytest.mark.behaviour("memory-7")
-def test_what_a_memory_snapshot_cannot_do_is_refused(box: Sandbox) -> None:
+def test_what_a_memory_snapshot_cannot_do_is_refused(box: Sandbox, tmp_path: Path) -> None:
     snapshot, store = memory_of(box).snapshot_id, SnapshotStore()
+    remote = tmp_path / "remote"
     calls: list[Callable[[], object]] = [
         lambda: store.list_directory(snapshot),
         lambda: store.digest(snapshot),
-        lambda: store.push([snapshot], "/nowhere"),
+        lambda: store.push([snapshot], str(remote)),
         lambda: Sandbox.create(snapshot_id=snapshot, memory_mb=512),
         lambda: memory_of(box, level="exported"),
     ]
@@ -177,4 +179,5 @@ def test_what_a_memory_snapshot_cannot_do_is_refused(box: Sandbox) -> None:
         with pytest.raises(ConfigError) as refused:
             call()
         assert refused.value.remedy
+    assert not remote.exists()
     assert box.run("true").ok

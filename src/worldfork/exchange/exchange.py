@@ -16,7 +16,7 @@ from worldfork.exchange.arrival import arriving, write_layer
 from worldfork.exchange.departure import LeavingLayer, leaving
 from worldfork.exchange.passage import Passage, from_record_file, life_of, to_record_file
 from worldfork.exchange.remotes import Remote, open_remote
-from worldfork.records.snapshot import SnapshotRecord
+from worldfork.records.snapshot import SnapshotRecord, expect_filesystem
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.store import Store
@@ -49,10 +49,13 @@ def push(store: Store, snapshot_ids: Sequence[str], remote: str) -> PushReport:
         remote: a directory, made if it is missing, or `s3://bucket/prefix`.
     Raises:
         NotFound: there is no such snapshot.
-        ConfigError: there is no such remote.
+        ConfigError: there is no such remote, or a snapshot holds memory; nothing was made.
         Corrupt: something here is damaged.
         StoreError: the remote has this id with another content, cannot be reached, or refuses.
     """
+    for snapshot_id in snapshot_ids:
+        # Before the remote is made: what is refused leaves no directory there.
+        expect_filesystem(store.snapshot(snapshot_id), "copied to elsewhere")
     there = open_remote(remote, make=True)
     report = PushReport()
     for snapshot_id in snapshot_ids:

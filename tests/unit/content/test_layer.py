@@ -294,9 +294,9 @@ def test_an_ordinary_user_is_root_inside_and_sees_what_it_has_closed(tree: Path)
 
 
 @pytest.mark.user
-def test_errors_cross_from_the_process_that_may_read() -> None:
+def test_errors_cross_from_the_process_that_may_read(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as caught:
-        list(lines_of("worldfork.content.layer", "_lines", "/nowhere", "user", ""))
+        list(lines_of("worldfork.content.layer", "_lines", f"{tmp_path}/none", "user", ""))
     assert caught.value.fields["errno"] == errno.ENOENT
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.buckets import BUCKET, s3_server
-from tests.stores import home_at, in_child
+from tests.stores import add_memory, home_at, in_child
 from tests.travel import FORM, add_tree, digests, exported, traces
 
 from worldfork.core.errors import ConfigError, Corrupt, NotFound, StoreError
@@ -64,6 +64,15 @@ def test_a_remote_that_takes_no_more_is_told_as_the_remote(store: Store, tmp_pat
 
     assert in_child(send) == 0
     assert list((tmp_path / "remote").rglob("*.wfa")) == []
+
+
+def test_what_cannot_be_pushed_makes_no_remote(store: Store, tmp_path: Path) -> None:
+    first = add_tree(store, "files")
+    memory = add_memory(store, below=first.layers)
+    for refused, unfit in ((ConfigError, memory.snapshot_id), (NotFound, new_id("sn"))):
+        with pytest.raises(refused):
+            push(store, [first.snapshot_id, unfit], str(tmp_path / "remote"))
+        assert not (tmp_path / "remote").exists()
 
 
 def test_a_snapshot_comes_back(store: Store, other: Store, remote: str) -> None:

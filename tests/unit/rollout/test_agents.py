@@ -138,11 +138,11 @@ def test_an_agent_on_the_host_is_told_its_sandbox_and_may_tell_its_steps() -> No
     assert len(turn.steps) == 2
 
 
-def test_an_agent_on_the_host_that_fails_is_no_answer() -> None:
+def test_an_agent_on_the_host_that_fails_is_no_answer(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="no tokens left"):
         act(host("import sys; sys.exit('no tokens left')"), Shelled())
     with pytest.raises(PolicyError, match="could not be started"):
-        act(CommandPolicy(["/nowhere/agent"], where="host"), Shelled())
+        act(CommandPolicy([f"{tmp_path}/agent"], where="host"), Shelled())
 
 
 def test_a_cancelled_agent_on_the_host_is_gone_with_its_group(tmp_path: Path) -> None:

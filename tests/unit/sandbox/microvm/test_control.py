@@ -145,12 +145,12 @@ def test_nobody_there(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_program_that_is_not_there_is_named(machines: Machines) -> None:
+def test_a_program_that_is_not_there_is_named(machines: Machines, tmp_path: Path) -> None:
     async def work() -> None:
-        kept, _ = machines.start("/nowhere/qemu")
+        kept, _ = machines.start(f"{tmp_path}/none/qemu")
         with pytest.raises(SandboxError) as caught:
             await answering(kept)
-        assert "/nowhere/qemu" in caught.value.message
+        assert f"{tmp_path}/none/qemu" in caught.value.message
 
     run(work())
 
