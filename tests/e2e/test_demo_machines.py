@@ -35,7 +35,7 @@ def test_the_demo_in_machines(home: Path, tmp_path: Path) -> None:
     images = machines.prepare_images(home / "images")
     if images != home / "images" and not (home / "images").exists():
         (home / "images").symlink_to(images)
-    # Without a registry the world is that of the standard library: made in a tenth of the time, and all of it comes back.
+    # Without a registry the world is the standard library, made in a tenth of the time; all of it comes back as well.
     nothing = f"file://{tmp_path}/none"
     no_registry = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_EXTRA_INDEX_URL": nothing, "PIP_FIND_LINKS": nothing}
     done = demo(make_world(tmp_path / "root"), WORLDFORK_ALLOW_TCG="1", **no_registry)
