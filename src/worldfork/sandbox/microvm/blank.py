@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -16,7 +17,10 @@ from worldfork.sandbox.microvm import qcow2
 
 DISK_BYTES: Final = 1 << 40
 """Of every disk, as guests see it."""
-_SCRATCHES: Final = "scratch"
+SCRATCHES: Final = "scratch"
+"""In the directory of images: empty file systems by size."""
+PART: Final = ".part-"
+"""How the name of a file begins that is still being made."""
 _DEFAULT_SCRATCH_MIB: Final = 64 << 10
 _SMALLEST_SCRATCH_MIB: Final = 8
 _MKFS: Final = "mke2fs"
@@ -44,12 +48,13 @@ def scratch_image(images: Path, disk_mb: int | None) -> Path:
             f"the disk of a machine cannot have {size_mib} MiB",
             remedy=f"set disk_mb to at least {_SMALLEST_SCRATCH_MIB}, and at most {DISK_BYTES >> 20}",
         )
-    place = images / _SCRATCHES
+    place = images / SCRATCHES
     target = place / f"{size_mib}.ext4"
-    if target.exists():
+    with contextlib.suppress(FileNotFoundError):
+        os.utime(target)  # somebody asked for it: `drop_unused`
         return target
     place.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(prefix=".part-", dir=place)
+    handle, part = tempfile.mkstemp(prefix=PART, dir=place)
     try:
         try:
             os.ftruncate(handle, size_mib << 20)

@@ -18,6 +18,7 @@ from pathlib import Path
 from worldfork.content.ids import with_ids
 from worldfork.core.errors import ConfigError, NotFound, OutOfSpace
 from worldfork.core.ids import content_id
+from worldfork.sandbox.microvm.blank import PART
 from worldfork.sandbox.microvm.erofs import (
     BLOCK_BYTES,
     INLINE_LIMIT_BYTES,
@@ -77,7 +78,7 @@ def write_image(target: Path, trees: Mapping[str, Path]) -> None:
     for name in trees:
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{name!r} is no short name of a tree", remedy="use up to 8 of a-z and 0-9")
-    handle, part = tempfile.mkstemp(prefix=".part-", dir=target.parent)
+    handle, part = tempfile.mkstemp(prefix=PART, dir=target.parent)
     try:
         try:
             _Writer(handle).write(trees, bytes.fromhex(content_id(_FORMAT, os.fsencode(target.name)))[:16])

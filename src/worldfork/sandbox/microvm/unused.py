@@ -1,4 +1,4 @@
-"""What was made for virtual machines and nobody uses: disks of trees, and guests of other kernels and inits.
+"""What was made for virtual machines and nobody uses: disks, and guests of other kernels and inits.
 
 All of it is made again where it is wanted. What a running machine was made of stays: a checkpoint of it takes links to
 that. Memory snapshots have links of their own.
@@ -14,9 +14,13 @@ from pathlib import Path
 from worldfork.core.clock import Clock, SystemClock
 from worldfork.core.errors import WorldforkError
 from worldfork.sandbox.microvm import guest_image
+from worldfork.sandbox.microvm.blank import PART, SCRATCHES
 from worldfork.sandbox.microvm.disks import TREES
 from worldfork.sandbox.microvm.manifest import read_running
 from worldfork.sandbox.program import program_path
+
+_MAKING_S = 3600.0
+"""A file that is being made is written to more often than that."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +58,14 @@ def drop_unused(images: Path, runs: Path, unused_s: float, clock: Clock | None =
         unused_s: how long nobody asked for them, at the least.
         clock: for the time.
     """
-    before_s = (clock or SystemClock()).now_s() - unused_s
+    now_s = (clock or SystemClock()).now_s()
+    before_s = now_s - unused_s
     used = used_by_machines(runs)
     freed_bytes = disks = guests = 0
-    for path in (images / TREES).glob("*"):
+    for path in [*(images / TREES).glob("*"), *(images / SCRATCHES).glob("*")]:
         info = _regular(path)
-        if info is not None and info.st_mtime < before_s and path not in used:
+        oldest_s = min(before_s, now_s - _MAKING_S) if path.name.startswith(PART) else before_s
+        if info is not None and info.st_mtime < oldest_s and path not in used:
             freed_bytes += info.st_blocks * 512 if info.st_nlink == 1 else 0
             path.unlink(missing_ok=True)
             disks += 1

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.sandbox.microvm.test_initrd import module
 
 from worldfork.core.clock import ManualClock
-from worldfork.sandbox.microvm import guest_image, initrd, unused
+from worldfork.sandbox.microvm import blank, guest_image, initrd, unused
 from worldfork.sandbox.microvm.guest_image import GuestImage, KernelFiles
 from worldfork.sandbox.microvm.manifest import MACHINE, Build, DiskFile, Running
 from worldfork.sandbox.microvm.unused import Dropped, drop_unused, used_by_machines
@@ -47,10 +47,10 @@ class Home:
         running = Running(1, 18, str(memory), 1, "none (tcg)", build, chains)
         (self.runs / name / MACHINE).write_text(json.dumps(asdict(running)))
 
-    def drop(self, unused_s: float = 50.0) -> Dropped:
-        for top in (self.images / "trees", self.images):
-            for path in top.iterdir():
-                os.utime(path, (NOW_S - 100, NOW_S - 100))
+    def drop(self, unused_s: float = 50.0, age_s: float = 100.0) -> Dropped:
+        for top in (self.images / "trees", self.images / "scratch", self.images):
+            for path in top.glob("*"):
+                os.utime(path, (NOW_S - age_s, NOW_S - age_s))
         return drop_unused(self.images, self.runs, unused_s, ManualClock(NOW_S))
 
 
@@ -62,10 +62,33 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def test_disks_go_once_they_are_old(home: Home) -> None:
-    disks = [home.disk("one.erofs"), home.disk(".part-of-a-killed-one")]
+    disks = [home.disk("one.erofs"), home.disk("two.erofs")]
     assert home.drop(unused_s=101.0) == Dropped(0, 0, 0)
     assert home.drop() == Dropped(2, 0, 16384)
     assert not any(path.exists() for path in disks)
+
+
+def test_empty_file_systems_go_too_and_their_sizes_in_use_stay(home: Home) -> None:
+    used, other = (blank.scratch_image(home.images, size_mb) for size_mb in (8, 9))
+    home.machine("sb-a", home.images / "none", used)
+    assert home.drop().disks == 1
+    assert (used.exists(), other.exists()) == (True, False)
+
+
+def test_an_empty_file_system_that_is_asked_for_again_is_not_old(home: Home) -> None:
+    path = blank.scratch_image(home.images, 8)
+    os.utime(path, (0, 0))
+    assert blank.scratch_image(home.images, 8) == path
+    assert drop_unused(home.images, home.runs, 50.0) == Dropped(0, 0, 0)
+
+
+def test_what_a_killed_maker_left_goes_and_what_is_being_made_stays(home: Home) -> None:
+    (home.images / "scratch").mkdir()
+    parts = [home.disk(".part-of-one"), home.images / "scratch" / ".part-of-another"]
+    parts[1].touch()
+    assert home.drop(unused_s=0.0) == Dropped(0, 0, 0)
+    assert home.drop(unused_s=0.0, age_s=7200.0).disks == 2
+    assert not any(path.exists() for path in parts)
 
 
 def test_a_disk_that_a_snapshot_has_too_frees_nothing(home: Home, tmp_path: Path) -> None:
