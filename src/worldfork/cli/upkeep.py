@@ -18,14 +18,19 @@ from worldfork.core.errors import ConfigError, DriverUnavailable
 from worldfork.core.settings import load_settings
 from worldfork.lineage.place import place
 from worldfork.rollout.leftovers import sweep_ends
-from worldfork.sandbox.probe import ProbeResult, probe
+from worldfork.sandbox.microvm.probe import probe_machines
+from worldfork.sandbox.probe import probe
 
 
 @verb
 def doctor(as_json: AsJson = False) -> int:
     """Start real sandboxes in each way this machine offers; say what works and what mends the rest."""
-    with progress("starting sandboxes", quiet=as_json):
-        results = asyncio.run(probe(load_settings()))
+    settings = load_settings()
+    with progress("starting sandboxes", total=2, quiet=as_json) as steps:
+        ways = asyncio.run(probe(settings))
+        steps.advance("looking for what virtual machines need")
+        machines = probe_machines(settings.home / "images", allow_tcg=settings.allow_tcg)
+    results = [*ways, *machines]
     if as_json:
         print_json([dataclasses.asdict(result) for result in results])
     else:
@@ -37,11 +42,9 @@ def doctor(as_json: AsJson = False) -> int:
         for remedy in dict.fromkeys(result.remedy for result in broken if result.remedy):
             names = ", ".join(result.name for result in broken if result.remedy == remedy)
             print_line(f"\nFor {names}:\n  {remedy}")
-    return OK if _starts(results) else exit_code(DriverUnavailable(""))
-
-
-def _starts(results: list[ProbeResult]) -> bool:
-    return any(result.ok for result in results)
+    # A sandbox that shares this kernel has several ways to start; a machine needs each of its things.
+    starts = any(way.ok for way in ways) or all(thing.ok for thing in machines)
+    return OK if starts else exit_code(DriverUnavailable(""))
 
 
 @verb

@@ -260,3 +260,15 @@ def test_disks_are_pruned_and_made_again(machine: Machine, invoke: Invoke) -> No
     assert not Path(made["root_image"]).exists()
     assert built(invoke, *machine.line())["root_image"] == made["root_image"]
     assert invoke("image", "prune", "--unused", "-1").exit_code == 2
+
+
+def test_every_remedy_that_is_a_build_can_be_run_as_it_stands() -> None:
+    sources = Path(verbs.__file__).parents[1].rglob("*.py")
+    named = [
+        (path.name, line.strip())
+        for path in sources
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "worldfork image build -" in line
+    ]
+    assert named
+    assert [each for each in named if "--from " not in each[1]] == []

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,12 +16,15 @@ from worldfork.sandbox.probe import ProbeResult
 from worldfork.store.collect import CollectReport
 from worldfork.store.sweep import SweepReport
 
+LACKING = ProbeResult("machines: QEMU", False, "this machine has no qemu", "apt-get install qemu")
 
-def play_probe(monkeypatch: pytest.MonkeyPatch, *results: ProbeResult) -> None:
+
+def play_probe(monkeypatch: pytest.MonkeyPatch, *results: ProbeResult, machines: Sequence[ProbeResult] = ()) -> None:
     async def probe(settings: Settings) -> list[ProbeResult]:
         return list(results)
 
     monkeypatch.setattr(upkeep, "probe", probe)
+    monkeypatch.setattr(upkeep, "probe_machines", lambda images, allow_tcg: list(machines) or [LACKING])
 
 
 GOOD = ProbeResult("root, overlay mounted the new way", True, "a command ran")
@@ -44,11 +48,28 @@ def test_doctor_ends_with_20_where_nothing_starts(monkeypatch: pytest.MonkeyPatc
     assert invoke("doctor").exit_code == 20
 
 
+def test_doctor_says_what_machines_lack(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
+    play_probe(monkeypatch, GOOD)
+    result = invoke("doctor")
+    assert result.exit_code == 0
+    assert result.stdout.endswith("For machines: QEMU:\n  apt-get install qemu\n")
+
+
+@pytest.mark.parametrize(("lacks", "code"), [(False, 0), (True, 20)])
+def test_machines_are_one_way_to_start_if_nothing_lacks(
+    monkeypatch: pytest.MonkeyPatch, invoke: Invoke, lacks: bool, code: int
+) -> None:
+    there = ProbeResult("machines: mke2fs", True, "/sbin/mke2fs")
+    play_probe(monkeypatch, BAD, machines=[there, LACKING] if lacks else [there])
+    assert invoke("doctor").exit_code == code
+
+
 def test_doctor_as_json(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
     play_probe(monkeypatch, GOOD, BAD)
     assert json.loads(invoke("doctor", "--json").stdout) == [
         {"name": GOOD.name, "ok": True, "detail": "a command ran", "remedy": ""},
         {"name": BAD.name, "ok": False, "detail": "refused", "remedy": "sudo sysctl -w kernel.x=0"},
+        {"name": LACKING.name, "ok": False, "detail": LACKING.detail, "remedy": LACKING.remedy},
     ]
 
 

@@ -69,11 +69,21 @@ def scratch_image(images: Path, disk_mb: int | None) -> Path:
     return target
 
 
-def _format(path: str) -> None:
+def find_mkfs() -> str:
+    """Return the program that makes a file system.
+
+    Raises:
+        DriverUnavailable: this machine has none, with the remedy.
+    """
     # Debian has it where an ordinary user does not search.
     program = shutil.which(_MKFS) or shutil.which(_MKFS, path="/usr/sbin:/sbin")
     if program is None:
         raise DriverUnavailable(f"this machine has no {_MKFS}", remedy="sudo apt-get install e2fsprogs", lacks=_MKFS)
+    return program
+
+
+def _format(path: str) -> None:
+    program = find_mkfs()
     # No journal: the file system is never mounted again after its machine. What is not written yet need not be.
     words = ("-q", "-F", "-t", "ext4", "-m", "0", "-b", "4096", "-O", "^has_journal,^resize_inode")
     options = "lazy_itable_init=1,nodiscard,root_owner=0:0"

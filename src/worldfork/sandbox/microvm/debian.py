@@ -233,7 +233,7 @@ def read_root(images: Path, id: str) -> RootTree:
     """
     place = images / _ROOTS / id
     if not _ID.fullmatch(id) or not place.is_dir():
-        raise NotFound(f"there is no root file system {id}", remedy=f"{REMEDY} --from debian", id=id)
+        raise NotFound(f"there is no root file system {id}", remedy=REMEDY, id=id)
     try:
         manifest = json.loads((place / _MANIFEST).read_text(encoding="utf-8"))
         return RootTree(
@@ -242,7 +242,7 @@ def read_root(images: Path, id: str) -> RootTree:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise Corrupt(
             f"the root file system {id} is damaged: {error}",
-            remedy=f"worldfork image remove {id}, then {REMEDY} --from debian",
+            remedy=f"worldfork image remove {id}, then {REMEDY}",
             expected=_MANIFEST,
             actual=str(error),
         ) from error

@@ -24,7 +24,8 @@ from worldfork.sandbox.microvm.programs import run_program
 
 PACKAGE = "linux-image-cloud-amd64"
 """A small kernel for virtual machines; it names the package of its latest version as what it depends on."""
-REMEDY = "worldfork image build --driver microvm"
+REMEDY = "worldfork image build --from debian"
+_BY_HAND = "worldfork image build --from dir:PATH --kernel VMLINUZ --modules DIRECTORY, of Debian's " + PACKAGE
 
 _FORMAT = b"guest-1"
 _KERNEL, _INITRD, _MANIFEST = "vmlinux", "initrd", "manifest.json"
@@ -88,7 +89,7 @@ def plan_image(images: Path, kernel: KernelFiles | None = None) -> ImagePlan:
     if lacks := packages.missing_program():
         raise DriverUnavailable(
             f"this machine has no kernel package and no {lacks} to get one",
-            remedy=f"{REMEDY} --kernel VMLINUZ --modules DIRECTORY, from {PACKAGE} of Debian",
+            remedy=_BY_HAND,
             lacks=lacks,
         )
     steps = (f"download the package of {PACKAGE} (30 MB) with apt-get; it is unpacked and not installed", making)
@@ -241,7 +242,7 @@ def _download(apt: Apt) -> Path:
     if found is None:
         raise DriverUnavailable(
             f"this distribution has no package {PACKAGE}",
-            remedy=f"{REMEDY} --kernel VMLINUZ --modules DIRECTORY, from {PACKAGE} of Debian",
+            remedy=_BY_HAND,
             lacks=PACKAGE,
         )
     return apt.download(found.group(1))

@@ -11,7 +11,7 @@ from worldfork.core.errors import DriverUnavailable
 from worldfork.sandbox.microvm import accel, guest_image
 from worldfork.sandbox.microvm.accel import Decision, Qemu
 from worldfork.sandbox.microvm.blank import empty_disk
-from worldfork.sandbox.microvm.guest_image import GuestImage
+from worldfork.sandbox.microvm.guest_image import GuestImage, KernelFiles
 from worldfork.sandbox.microvm.keep import AGENT_FD, DISKS_FD, QMP_FD, RAM_FD
 from worldfork.sandbox.microvm.machine import Boot, Disk, Machine, Network, Restore
 from worldfork.sandbox.microvm.manifest import Build, DiskChain, Saved
@@ -87,6 +87,20 @@ def file_mark(path: str) -> tuple[int, int]:
     return info.st_ino, info.st_mtime_ns
 
 
+def expect_kernel(images: Path) -> KernelFiles:
+    """Return the kernel that guests start with.
+
+    Raises:
+        DriverUnavailable: there is none, with the remedy.
+    """
+    kernel = guest_image.find_kernel(images)
+    if kernel is None:
+        raise DriverUnavailable(
+            "there is no kernel for guests on this machine", remedy=guest_image.REMEDY, lacks=guest_image.PACKAGE
+        )
+    return kernel
+
+
 def find_host(images: Path, *, allow_tcg: bool) -> Host:
     """Find out what this machine can do; blocking, up to 10 s where KVM is tried for the first time.
 
@@ -94,12 +108,7 @@ def find_host(images: Path, *, allow_tcg: bool) -> Host:
         DriverUnavailable: something is missing, with the remedy.
     """
     qemu = accel.find_qemu()
-    kernel = guest_image.find_kernel(images)
-    if kernel is None:
-        raise DriverUnavailable(
-            "there is no kernel for guests on this machine", remedy=guest_image.REMEDY, lacks=guest_image.PACKAGE
-        )
-    image = guest_image.build_image(images, kernel, program_path().read_bytes())
+    image = guest_image.build_image(images, expect_kernel(images), program_path().read_bytes())
     decision = accel.decide(images, qemu, allow_tcg=allow_tcg, attempt=lambda: accel.boot_under_kvm(qemu, image))
     cpu = accel.cpu_mark(decision.accel, _CPUINFO.read_text(encoding="utf-8"))
     return Host(qemu, image, decision, cpu, file_mark(qemu.program))
