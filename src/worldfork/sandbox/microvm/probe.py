@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from worldfork.core.errors import WorldforkError
-from worldfork.sandbox.microvm.accel import ALLOW_TCG, Decision, Qemu, boot_under_kvm, decide, find_qemu
+from worldfork.sandbox.microvm.accel import ALLOW_TCG, Qemu, boot_under_kvm, decide, find_qemu
 from worldfork.sandbox.microvm.blank import find_mkfs
 from worldfork.sandbox.microvm.guest_image import KernelFiles, build_image
 from worldfork.sandbox.microvm.host import expect_kernel
@@ -31,39 +31,42 @@ def probe_machines(images: Path, *, allow_tcg: bool) -> list[ProbeResult]:
     if platform.machine() != _ARCHITECTURE:
         why = f"guests are made for {_ARCHITECTURE}, and this machine is {platform.machine()}"
         return [ProbeResult("machines", False, why)]
-    qemu, has_qemu = _found("machines: QEMU", find_qemu, lambda one: f"{one.version}, {one.program}")
-    _, has_mkfs = _found("machines: mke2fs", find_mkfs, str)
-    kernel, has_kernel = _found("machines: kernel for guests", lambda: expect_kernel(images), _release)
+    qemu, has_qemu = _found("machines: QEMU", _look_for_qemu)
+    _, has_mkfs = _found("machines: mke2fs", lambda: (None, find_mkfs()))
+    kernel, has_kernel = _found("machines: kernel for guests", lambda: _look_for_kernel(images))
     name = "machines: KVM, or else TCG"
     if qemu is None or kernel is None:
         runs = ProbeResult(name, False, "not tried: that takes QEMU and a kernel")
     else:
-        _, runs = _found(name, lambda: _decide(images, qemu, kernel, allow_tcg), _in_words)
+        _, runs = _found(name, lambda: (None, _decide(images, qemu, kernel, allow_tcg)))
     return [has_qemu, has_mkfs, has_kernel, runs]
 
 
-def _found(name: str, look: Callable[[], _T], words: Callable[[_T], str]) -> tuple[_T | None, ProbeResult]:
+def _found(name: str, look: Callable[[], tuple[_T, str]]) -> tuple[_T | None, ProbeResult]:
     try:
-        found = look()
+        found, detail = look()
     except WorldforkError as error:
         return None, ProbeResult(name, False, error.message, error.remedy)
     except OSError as error:
         return None, ProbeResult(name, False, str(error))
-    return found, ProbeResult(name, True, words(found))
+    return found, ProbeResult(name, True, detail)
 
 
-def _release(kernel: KernelFiles) -> str:
-    return kernel.release
+def _look_for_qemu() -> tuple[Qemu, str]:
+    qemu = find_qemu()
+    return qemu, f"{qemu.version}, {qemu.program}"
 
 
-def _decide(images: Path, qemu: Qemu, kernel: KernelFiles, allow_tcg: bool) -> Decision:
+def _look_for_kernel(images: Path) -> tuple[KernelFiles, str]:
+    kernel = expect_kernel(images)
+    return kernel, kernel.release
+
+
+def _decide(images: Path, qemu: Qemu, kernel: KernelFiles, allow_tcg: bool) -> str:
     def attempt() -> str:
         return boot_under_kvm(qemu, build_image(images, kernel, program_path().read_bytes()))
 
-    return decide(images, qemu, allow_tcg=allow_tcg, attempt=attempt)
-
-
-def _in_words(decision: Decision) -> str:
+    decision = decide(images, qemu, allow_tcg=allow_tcg, attempt=attempt)
     if decision.accel == "kvm":
         return decision.reason
     return f"no KVM ({decision.reason}); {ALLOW_TCG} allows TCG, which is slow and no security boundary"
