@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 from collections.abc import AsyncIterable, Callable
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from worldfork.core.errors import ConfigError, FormatUnsupported, SandboxDied, SandboxError
 from worldfork.sandbox import replies, wire
@@ -23,8 +23,13 @@ IN_MACHINE: Final = "machine"
 _REAP_S: Final = 10.0
 """How long the tree of a cancelled command may take to die before its caller goes on."""
 _HELLO_S: Final = 10.0
+_ANSWER_S: Final = 180.0
+"""How long init may take for an answer: mostly milliseconds, but a machine whose memory is being saved stands still."""
+_OVERDUE_S: Final = 360.0
+"""How long a command may outlive its time limit, which init keeps: one that waits for a hold to end starts late."""
 _HELLO: Final = struct.Struct("<HHI")
 _U32: Final = struct.Struct("<I")
+_T = TypeVar("_T")
 
 
 class Connection(Transport):
@@ -104,13 +109,18 @@ class Connection(Transport):
 
         Raises:
             SandboxError: the request was refused, for an unknown user for example.
+            SandboxDied: it ended, or did not end the command long after its time limit.
             ConfigError: `stdin=True`, which nobody could write here; or the command is too large to send.
         """
         if spec.stdin is True:
             raise ConfigError("run() sends stdin whole", remedy="pass stdin as bytes, or use start()")
         process = self.launch(spec, Output(max_output_bytes, keep_tail=keep_tail))
         try:
-            return await process.wait()
+            # A virtual machine may be in the hands of what runs in it, which has no reason to end anything.
+            async with asyncio.timeout(_overdue_s(spec)):
+                return await process.wait()
+        except TimeoutError:
+            raise self._silent("did not end a command at its time limit") from None
         except asyncio.CancelledError:
             await process.reap(_REAP_S)
             raise
@@ -207,25 +217,25 @@ class Connection(Transport):
 
     async def processes(self) -> list[replies.ListedProcess]:
         """Every running command, and kept ones that ended (the last 256)."""
-        return replies.read_processes(await self._call(wire.LIST))
+        return self.decoded(replies.read_processes, await self._call(wire.LIST))
 
     async def info(self) -> replies.InitInfo:
         """How init is doing."""
-        return replies.read_info(await self._call(wire.INFO))
+        return self.decoded(replies.read_info, await self._call(wire.INFO))
 
     async def account(self) -> replies.Account:
         """What the ended commands used."""
-        return replies.read_account(await self._call(wire.ACCOUNT))
+        return self.decoded(replies.read_account, await self._call(wire.ACCOUNT))
 
     async def mapped(self) -> list[tuple[int, int]]:
         """(device, inode) of files that processes inside may still change: mapped shared or open for writing."""
-        return replies.read_mapped(await self._call(wire.MAPPED))
+        return self.decoded(replies.read_mapped, await self._call(wire.MAPPED))
 
     async def hold(self, ttl_s: float) -> replies.HoldReport:
         """Make new commands of all clients wait until `release`, the end of this connection or `ttl_s`."""
-        return replies.read_hold(
-            await self._call(wire.HOLD, _milliseconds(ttl_s), late=lambda: self._undo(wire.RELEASE))
-        )
+        # One that holds it already does so for as long.
+        answer = await self._call(wire.HOLD, _milliseconds(ttl_s), late=lambda: self._undo(wire.RELEASE), more_s=ttl_s)
+        return self.decoded(replies.read_hold, answer)
 
     async def release(self) -> None:
         """Let the held commands start."""
@@ -238,7 +248,7 @@ class Connection(Transport):
             SandboxError: some would not stop; none is left stopped.
         """
         answer = await self._call(wire.FREEZE, late=lambda: self._undo(wire.THAW))
-        if not wire.Cursor(answer).u32():
+        if not self.decoded(lambda payload: wire.Cursor(payload).u32(), answer):
             self._undo(wire.THAW)
             raise SandboxError("the sandbox's processes could not all be stopped", sandbox_id=self.sandbox_id)
 
@@ -249,7 +259,7 @@ class Connection(Transport):
     async def shutdown(self, grace_s: float) -> None:
         """End every process, politely for `grace_s` and then not, and the sandbox with them."""
         try:
-            await self._call(wire.SHUTDOWN, _milliseconds(grace_s))
+            await self._call(wire.SHUTDOWN, _milliseconds(grace_s), more_s=grace_s)
         except SandboxDied:
             pass  # as asked
 
@@ -282,12 +292,39 @@ class Connection(Transport):
             self._channels[channel] = Call()
             self.send(wire.frame(kind, channel))
 
-    async def _call(self, kind: int, payload: bytes = b"", late: Callable[[], None] | None = None) -> bytes:
+    def decoded(self, read: Callable[[bytes], _T], payload: bytes) -> _T:
+        """Return what an answer says.
+
+        Raises:
+            SandboxDied: it is none, and this connection has ended.
+        """
+        try:
+            return read(payload)
+        except wire.MalformedFrame as error:
+            self._end(f"its init broke the protocol, {error}")
+            raise self.death() from error
+
+    def _silent(self, what: str) -> SandboxError:
+        """End the connection to an init that does not do what any init does; return the error."""
+        self._end(f"its init {what}")
+        return self.death()
+
+    async def _call(
+        self,
+        kind: int,
+        payload: bytes = b"",
+        late: Callable[[], None] | None = None,
+        more_s: float = 0.0,
+    ) -> bytes:
         channel = self.new_channel()
         call = self._channels[channel] = Call(late=late)
         self.send(wire.frame(kind, channel, payload))
+        within_s = _ANSWER_S + more_s
         try:
-            return await call.future
+            async with asyncio.timeout(within_s):
+                return await call.future
+        except TimeoutError:
+            raise self._silent(f"did not answer within {within_s:.0f} s") from None
         except asyncio.CancelledError:
             # Answered in the same turn of the loop in which the caller was cancelled.
             if late is not None and not call.future.cancelled() and call.future.exception() is None:
@@ -299,3 +336,8 @@ def _milliseconds(seconds: float) -> bytes:
     if not 0 <= seconds <= 4_000_000:
         raise ConfigError(f"not a time that a sandbox can wait: {seconds} s")
     return _U32.pack(round(seconds * 1000))
+
+
+def _overdue_s(spec: CommandSpec) -> float | None:
+    """Return when a command must have ended, whatever init says; None for one without a time limit."""
+    return None if spec.timeout_s is None else spec.timeout_s + spec.drain_s + _OVERDUE_S

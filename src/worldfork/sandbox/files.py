@@ -209,7 +209,7 @@ async def list_directory(
     data = await connection.builtin(
         "list", path, user=user, working_dir=working_dir, max_output_bytes=_MAX_LISTING_BYTES
     )
-    return sorted(replies.read_files(data), key=lambda record: record.name)
+    return sorted(connection.decoded(replies.read_files, data), key=lambda record: record.name)
 
 
 async def stat(
@@ -221,7 +221,8 @@ async def stat(
         PathError: no such file.
     """
     arguments = () if follow else ("nofollow",)
-    return replies.read_files(await connection.builtin("stat", path, *arguments, user=user, working_dir=working_dir))[0]
+    data = await connection.builtin("stat", path, *arguments, user=user, working_dir=working_dir)
+    return connection.decoded(replies.read_file, data)
 
 
 async def delete(

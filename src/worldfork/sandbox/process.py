@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from worldfork.core.errors import ConfigError, SandboxError, WorldforkError
 from worldfork.sandbox import wire
 from worldfork.sandbox.command import MAX_SIGNAL, CommandResult
-from worldfork.sandbox.streams import Credit, Input, Output, command_result
+from worldfork.sandbox.streams import WINDOW_BYTES, Credit, Input, Output, command_result
 
 _EXHAUSTED: Final = frozenset({errno.EAGAIN, errno.ENOMEM, errno.E2BIG})
 """Refusals that the sandbox's own limits cause: the command's result, not a fault of ours."""
@@ -57,6 +57,7 @@ class Process:
         "_program",
         "_queue",
         "_result",
+        "_room_bytes",
         "_waiters",
         "channel",
         "ended",
@@ -79,6 +80,7 @@ class Process:
         self._iterated = False
         self._queue: deque[tuple[str, bytes]] = deque()
         self._credit = Credit()
+        self._room_bytes = WINDOW_BYTES
         self._input = Input(channel, writable=writable)
         self.ended = False
         """True once the command's end, or the connection's, is known."""
@@ -235,6 +237,10 @@ class Process:
             self._close()
 
     def _take(self, stream: str, data: bytes) -> None:
+        self._room_bytes -= len(data)
+        if self._room_bytes < 0:
+            # Or whoever broke into a virtual machine could fill this process's memory with what nobody takes.
+            raise wire.MalformedFrame("a command sent more output than it may")
         if self._output is not None:
             (self._output.stdout if stream == "stdout" else self._output.stderr).add(data)
             if self._output.at_limit and not self._limited:
@@ -253,6 +259,7 @@ class Process:
 
     def _grant(self, size_bytes: int) -> None:
         if (grant_bytes := self._credit.taken(size_bytes)) and not self.ended:
+            self._room_bytes += grant_bytes
             self._link.send(wire.u32_frame(wire.CREDIT, self.channel, grant_bytes))
 
     def _pump(self) -> None:

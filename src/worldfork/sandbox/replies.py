@@ -146,6 +146,14 @@ def read_files(data: bytes) -> list[FileRecord]:
     return records
 
 
+def read_file(data: bytes) -> FileRecord:
+    """What the file operation `stat` prints."""
+    records = read_files(data)
+    if len(records) != 1:
+        raise MalformedFrame(f"{len(records)} files where one was asked for")
+    return records[0]
+
+
 _SENTENCES: Final = {
     "read": "cannot read",
     "write": "cannot write",
