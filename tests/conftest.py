@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests import leaks
 
+from worldfork.lineage import place
+
 TESTS = Path(__file__).resolve().parent
 SANDBOX_ROOMS = ("conformance", "faults", "e2e", "property", "redteam")
 """Tests that start sandboxes: each ends with a leak check."""
@@ -79,6 +81,8 @@ def home() -> Iterator[Path]:
         # A process that begins by itself after a while is not what a test of something else should meet.
         patch.setenv("WORLDFORK_UPKEEP", "off")
         yield directory
+    # What still clears up in threads of its own would meet the removal half-way, and make anew what is gone.
+    place.close_places()
     _remove(directory)
 
 
@@ -90,6 +94,9 @@ def fresh_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = leaks.look(directory)
     yield directory
     _fail_on(leaks.wait_until_clean(before, directory))
+    for one in list(place._places.values()):
+        if one.home.root == directory.resolve():
+            place.close_place(one)
     _remove(directory)
 
 

@@ -69,6 +69,7 @@ class World:
         self.driver = MicrovmDriver(self.settings, self.images)
         self.base = Base(kind="dir", path=str(root))
         self.top = top
+        self.groups: list[str] = []
         self.layer = top / "ground"
         bases.write_ground(self.layer, self.base)
 
@@ -84,6 +85,7 @@ class World:
             snapshot_id=None, layers=tuple(path.name for path in stack), cgroups=self.driver.cgroups_of(sandbox_id),
             **{"limits": Limits(memory_mb=MEMORY_MB), **of_facts},
         )  # fmt: skip
+        self.groups += facts.cgroups
         ground = Ground((*map(str, stack), self.base.path), str(run_at / "upper.0"), str(run_at / "work.0"))
         plan = {
             "hostname": f"host-{sandbox_id[-4:]}",
@@ -94,6 +96,15 @@ class World:
             **more,
         }
         return StartPlan(facts=facts, ground=ground, lock=str(run_at / "lock"), **plan)
+
+    def clear(self) -> None:
+        """End the machines of a test that failed half-way, and remove the groups of all."""
+        self.driver.drop_spare()
+        for group in filter(os.path.isdir, self.groups):
+            for pid in Path(group, "cgroup.procs").read_text(encoding="ascii").split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+        assert remove_groups(self.groups) == []
 
     async def failing(self, plan: StartPlan) -> None:
         """Start a sandbox that is expected to fail, and clear away its groups, as its owner does."""
@@ -138,7 +149,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def world(home: Path, tmp_path: Path, root: Path) -> Iterator[World]:
     found = World(home, tmp_path, root)
     yield found
-    found.driver.drop_spare()
+    found.clear()
 
 
 async def sh(connection: Connection, text: str, timeout_s: float = 60) -> CommandResult:
@@ -400,8 +411,10 @@ def saved(home: Path, tmp_path_factory: pytest.TempPathFactory, root: Path) -> P
         async with world.started(plan):
             await save(world, plan, "memory")
 
-    run(work())
-    world.driver.drop_spare()
+    try:
+        run(work())
+    finally:
+        world.clear()
     return world.top / "memory"
 
 
