@@ -189,6 +189,20 @@ def test_memory_is_refused_where_it_cannot_be_stored(box: Sandbox, capabilities:
     assert box.run("true").ok
 
 
+@pytest.mark.behaviour("checkpoint-22")
+def test_what_a_checkpoint_would_take_is_told_without_one(box: Sandbox, capabilities: Capabilities) -> None:
+    shell(box, "head -c 2000000 /dev/urandom > /srv/f; sync")
+    before = box.explain()
+    assert before.filesystem_bytes >= 2_000_000
+    assert before.filesystem_pause_s is None, "nothing runs that could stand still"
+    box.start_process(*SLEEPER)
+    after = box.explain()
+    assert after.filesystem_pause_s is not None
+    assert after.filesystem_pause_s > 0
+    assert (after.memory_bytes is not None) is capabilities.memory_checkpoint
+    assert box.list_snapshots() == []
+
+
 @pytest.mark.behaviour("checkpoint-16")
 def test_commands_may_come_while_checkpoints_are_taken(sandboxes: Sandboxes, box: Sandbox) -> None:
     stop, failures, done = threading.Event(), [], [0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from tests.conformance.conftest import Elsewhere, Sandboxes, finish
@@ -45,6 +46,15 @@ def test_the_source_of_a_live_fork_is_untouched(sandboxes: Sandboxes, box: Sandb
     assert box.run("test", ["-e", "/etc/passwd"]).ok
     assert [twin.read_file("/srv/f") for twin in twins] == [b"twin 0", b"twin 1"]
     assert (box.fork_index, box.info().status) == (0, SandboxStatus.RUNNING)
+
+
+@pytest.mark.behaviour("fork-1")
+def test_forks_that_make_no_sense_leave_no_snapshot(box: Sandbox) -> None:
+    wrong: list[dict[str, Any]] = [{"n": 0}, {"n": 2, "seeds": [1]}, {"env": {"a=b": "c"}}, {"max_concurrency": 0}]
+    for each in wrong:
+        with pytest.raises(ConfigError):
+            box.fork(**each)
+    assert box.list_snapshots() == []
 
 
 @pytest.mark.behaviour("fork-3")

@@ -25,6 +25,9 @@ OWN_EXTRAS = ("host_settings", "allow_changed_base", "mounts")
 DRIVERS = ("namespace", "microvm")
 """The first is the default."""
 
+OUTSIDE = ("refuse", "close", "keep")
+"""What may become of connections that leave a sandbox whose memory is saved."""
+
 UNSUPPORTED = {
     "gpus": "no driver has GPUs",
     "gpu": "no driver has GPUs",
@@ -53,6 +56,16 @@ def check_foreign(arguments: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{name} is not supported", remedy=UNSUPPORTED[name])
         elif name not in REMOTE_ONLY:
             raise ConfigError(f"create() has no argument {name!r}")
+
+
+def check_outside(outside: str) -> None:
+    """Refuse what is none of the words.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if outside not in OUTSIDE:
+        raise ConfigError(f"outside cannot be {outside!r}", remedy=f"use one of {', '.join(OUTSIDE)}")
 
 
 def choose_base(image: str | None, base: str | None, default: str = "host") -> str:

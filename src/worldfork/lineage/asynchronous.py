@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from worldfork.core.errors import ConfigError, NotFound
+from worldfork.core.errors import ConfigError, Locked, NotFound
 from worldfork.lineage.adopting import adopt
-from worldfork.lineage.arguments import OWN_EXTRAS, check_foreign, choose_base, start_options
+from worldfork.lineage.arguments import OWN_EXTRAS, check_foreign, check_outside, choose_base, start_options
 from worldfork.lineage.checkpoint import checkpoint, left_out
 from worldfork.lineage.commands import Commands
 from worldfork.lineage.fitting import expect_base
-from worldfork.lineage.fork import fork_snapshot
+from worldfork.lineage.fork import expect_forks, fork_snapshot
 from worldfork.lineage.grounds import base_snapshot
 from worldfork.lineage.identity import choose_seeds
 from worldfork.lineage.listing import all_infos, all_suspended, find_live, info_of, is_suspended
@@ -142,8 +142,11 @@ class AsyncSandbox(Commands, Processes, Transfers):
             with contextlib.suppress(NotFound):
                 return await cls.connect(name)
             if resumes and await here.work(lambda: all_suspended(here)):
-                with contextlib.suppress(NotFound):
+                with contextlib.suppress(NotFound, Locked):
                     return await cls.resume(name, detached=arguments.get("detached"))
+                # Somebody may have resumed it since the first look, without asking for it by this method.
+                with contextlib.suppress(NotFound):
+                    return await cls.connect(name)
             return await cls.create(name=name, **arguments)
 
     @classmethod
@@ -242,10 +245,16 @@ class AsyncSandbox(Commands, Processes, Transfers):
                 forks, whose callers wait elsewhere; what `start_process` began, or went to the background, lives on.
             outside: as of `checkpoint`.
             options: as of `fork_snapshot`; the driver is the sandbox's own by default.
+
+        Raises:
+            ConfigError, OutOfSpace: these forks cannot come about; no snapshot was taken. Else as `checkpoint`.
         """
+        options["driver"] = options.get("driver") or self._live.facts.driver
+        asked = {name: options[name] for name in ("seeds", "max_concurrency") if name in options}
+        wanted = {name: value for name, value in options.items() if name not in asked}
+        expect_forks(self._live, n, start_options(fresh=False, **wanted), memory=memory, **asked)
         kind = CheckpointType.MEMORY if memory else CheckpointType.FILESYSTEM
         snapshot = await self.checkpoint(checkpoint_type=kind, outside=outside)
-        options["driver"] = options.get("driver") or self._live.facts.driver
         return await type(self).fork_snapshot(snapshot.snapshot_id, n, **options)
 
     async def suspend(self, *, outside: str = "refuse", label: str | None = None) -> str:
@@ -298,6 +307,7 @@ class AsyncSandbox(Commands, Processes, Transfers):
             CommandFailed: `verify` did not pass; there is no snapshot, and the sandbox is as before.
         """
         del wait, poll_interval
+        check_outside(outside)
         memory = CheckpointType(checkpoint_type or CheckpointType.FILESYSTEM) is CheckpointType.MEMORY
         if memory and verify is not None:
             raise ConfigError("a memory checkpoint cannot be verified", remedy="verify a filesystem checkpoint")

@@ -41,6 +41,46 @@ def natural_concurrency() -> int:
     return 2 * max(1, len(os.sched_getaffinity(0)))
 
 
+def expect_forks(
+    live: Live,
+    n: int,
+    options: StartOptions,
+    *,
+    memory: bool,
+    seeds: Sequence[int] | str | None = None,
+    max_concurrency: int | None = None,
+) -> None:
+    """Refuse forks of a live sandbox that cannot come about, before a snapshot is taken for them.
+
+    Args:
+        live: the sandbox.
+        memory: whether its processes go along.
+        n, options, seeds, max_concurrency: as of `fork_snapshot`.
+
+    Raises:
+        ConfigError: the arguments make no sense.
+        OutOfSpace: the host has less memory than so many machines take at least.
+    """
+    _check_forks(n, seeds, max_concurrency)
+    if not memory and options.driver == live.place.driver.name:
+        return
+    from worldfork.lineage.machines import expect_memory, expect_unchanged
+
+    if memory:
+        expect_unchanged(live.sandbox_id, options)
+    expect_memory(n)
+
+
+def _check_forks(n: int, seeds: Sequence[int] | str | None, max_concurrency: int | None) -> tuple[list[int], int]:
+    """Return the seeds, and how many start at a time."""
+    if not 1 <= n <= MAX_FORKS:
+        raise ConfigError(f"cannot fork {n} times", remedy=f"use a number from 1 to {MAX_FORKS}")
+    width = natural_concurrency() if max_concurrency is None else max_concurrency
+    if width < 1:
+        raise ConfigError(f"max_concurrency cannot be {width}", remedy="use 1 or more")
+    return choose_seeds(seeds, n), width
+
+
 async def fork_snapshot(
     place: Place,
     snapshot_id: str,
@@ -65,12 +105,7 @@ async def fork_snapshot(
         NotFound: the snapshot is gone.
         OutOfSpace: the host has less memory than so many machines take at least.
     """
-    if not 1 <= n <= MAX_FORKS:
-        raise ConfigError(f"cannot fork {n} times", remedy=f"use a number from 1 to {MAX_FORKS}")
-    width = natural_concurrency() if max_concurrency is None else max_concurrency
-    if width < 1:
-        raise ConfigError(f"max_concurrency cannot be {width}", remedy="use 1 or more")
-    chosen = choose_seeds(seeds, n)
+    chosen, width = _check_forks(n, seeds, max_concurrency)
     record = place.quick(lambda: place.store.snapshot(snapshot_id))
     options = suited(place, record, options, n)
 

@@ -52,22 +52,31 @@ def machine_options(place: Place, record: SnapshotRecord, options: StartOptions,
     if record.kind == CheckpointType.MEMORY.value:
         saved = record.facts.get("memory", {})
         memory_bytes = int(saved.get("stored_bytes", 0))
-        options = _fitted(record, replace(options, driver=str(saved.get("driver", "microvm"))))
+        expect_unchanged(record.snapshot_id, options)
+        options = replace(options, driver=str(saved.get("driver", "microvm")))
     expect_memory(n, memory_bytes)
     return options
 
 
-def _fitted(record: SnapshotRecord, options: StartOptions) -> StartOptions:
+def expect_unchanged(called: str, options: StartOptions) -> None:
+    """Refuse options that would change a machine that runs.
+
+    Args:
+        called: what holds it: a snapshot with memory, or the sandbox itself.
+        options: of what is to go on from there.
+
+    Raises:
+        ConfigError: they name limits or mounts.
+    """
     given = [name for name, value in options.limits.items() if value is not None]
     if options.mounts:
         given.append("mounts")
     if given:
         raise ConfigError(
-            f"{record.snapshot_id} holds a machine that runs: {', '.join(given)} cannot be changed",
+            f"{called} holds a machine that runs: {', '.join(given)} cannot be changed",
             remedy="leave that out, or restore a filesystem snapshot",
             field=given[0],
         )
-    return options
 
 
 def expect_memory(n: int, once_bytes: int = 0) -> None:

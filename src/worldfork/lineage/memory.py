@@ -8,9 +8,10 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from worldfork.core.errors import ConfigError, NotCapturable, WorldforkError
+from worldfork.lineage.arguments import check_outside
 from worldfork.lineage.checkpoint import Timing, keep_parent, whole
 from worldfork.lineage.durable import check_level, expect_quota
 from worldfork.lineage.live import Live
@@ -25,20 +26,6 @@ from worldfork.store.faultpoints import fault
 
 if TYPE_CHECKING:
     from worldfork.sandbox.microvm.driver import MicrovmDriver
-
-Outside = Literal["refuse", "close", "keep"]
-"""What becomes of connections that leave the sandbox."""
-
-
-def check_outside(outside: str) -> str:
-    """Return it if it is one of the words.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if outside not in get_args(Outside):
-        raise ConfigError(f"outside cannot be {outside!r}", remedy=f"use one of {', '.join(get_args(Outside))}")
-    return outside
 
 
 def expect_memory_driver(live: Live) -> MicrovmDriver:
@@ -159,5 +146,6 @@ def refused(facts: SandboxFacts, found: Sequence[dict[str, Any]]) -> NotCapturab
 
 
 def suspended_facts(facts: SandboxFacts) -> dict[str, Any]:
-    """Return what a suspended sandbox is to be again, without what came from the host's network."""
-    return dict(json.loads(replace(facts, network_env={}, cgroups=(), owner_id="").to_json()))
+    """Return what a suspended sandbox is to be again; of what came with the host's network, the names alone."""
+    names = dict.fromkeys(facts.network_env, "")
+    return dict(json.loads(replace(facts, network_env=names, cgroups=(), owner_id="").to_json()))

@@ -57,7 +57,6 @@ async def resume(place: Place, wanted: str, *, detached: bool | None = None) -> 
     found = await place.work(lambda: find_suspended(place, wanted))
     async with place.single_flight(f"resume:{found.facts.sandbox_id}"):
         await place.work(lambda: _expect_resting(place, found))
-        expect_memory(1)
         facts, network = await place.work(lambda: _again(place, found, detached))
         since_s = place.clock.monotonic_s()
         await place.work(lambda: prepare(place, [facts]), undo=lambda _: unprepare(place, [facts]))
@@ -74,16 +73,21 @@ async def resume(place: Place, wanted: str, *, detached: bool | None = None) -> 
 
 
 def _again(place: Place, found: Suspended, detached: bool | None) -> tuple[SandboxFacts, HostNetwork | None]:
-    """Return the facts of a sandbox that goes on. Blocking."""
+    """Return the facts of a sandbox that goes on. Blocking.
+
+    Raises:
+        OutOfSpace: the host has less memory than it takes at least.
+    """
     facts = found.facts
     driver = place.driver_of(facts)
     # Those of the snapshot: it may have come to stand on others of the same content meanwhile.
-    layers = place.store.snapshot(found.snapshot_id).layers
+    record = place.store.snapshot(found.snapshot_id)
+    expect_memory(1, int(record.facts.get("memory", {}).get("stored_bytes", 0)))
     facts = replace(
         facts,
         run=str(place.home.run / facts.sandbox_id),
         snapshot_id=found.snapshot_id,
-        layers=layers,
+        layers=record.layers,
         checkpoint_id=None,
         generation=0,
         cgroups=driver.cgroups_of(facts.sandbox_id),
@@ -94,7 +98,8 @@ def _again(place: Place, found: Suspended, detached: bool | None) -> tuple[Sandb
         woken=True,
         resumed=False,
     )
-    return with_network(facts, StartOptions())
+    # As many of the host's settings as it had, as they are here and now.
+    return with_network(facts, StartOptions(host_settings=tuple(facts.network_env)))
 
 
 def _expect_resting(place: Place, found: Suspended) -> None:
@@ -134,10 +139,12 @@ def _wake(place: Place, facts: SandboxFacts) -> None:
 
 
 def drop_resumed(place: Place, facts: SandboxFacts) -> None:
-    """Delete the snapshot of a sandbox that had been resumed and has ended, unless others started from it."""
+    """Delete the snapshot of a sandbox that had been resumed and has ended; not where others need it, or it has a name."""
     if facts.snapshot_id is None:
         return
     try:
+        if facts.snapshot_id in place.store.names().values():
+            return
         place.store.delete_snapshot(facts.snapshot_id)
     except (Locked, NotFound):
         return

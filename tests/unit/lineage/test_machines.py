@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -13,18 +15,21 @@ from typing import Any, cast
 import pytest
 from tests.stores import add_memory, add_snapshot, home_at, record_of
 
-from worldfork.core.errors import ConfigError, DriverUnavailable, NotCapturable, NotFound, OutOfSpace
-from worldfork.lineage import machines
-from worldfork.lineage.arguments import start_options
+from worldfork.core.errors import ConfigError, DriverUnavailable, Locked, NotCapturable, NotFound, OutOfSpace
+from worldfork.lineage import asynchronous, machines
+from worldfork.lineage.arguments import check_outside, start_options
+from worldfork.lineage.asynchronous import AsyncSandbox
 from worldfork.lineage.deaths import found_dead
 from worldfork.lineage.fitting import check_driver
+from worldfork.lineage.fork import expect_forks
 from worldfork.lineage.listing import all_infos, all_suspended, find_live, is_suspended
+from worldfork.lineage.live import Live
 from worldfork.lineage.machines import machine_options
 from worldfork.lineage.measuring import files_bytes
-from worldfork.lineage.memory import check_outside, refused, suspended_facts
+from worldfork.lineage.memory import refused, suspended_facts
 from worldfork.lineage.place import Place
 from worldfork.lineage.starting import StartOptions, without_directories
-from worldfork.lineage.suspending import find_suspended
+from worldfork.lineage.suspending import drop_resumed, find_suspended
 from worldfork.records.death import DeathCause, LimitHits
 from worldfork.records.origin import Mount, Origin
 from worldfork.records.sandbox import Base, SandboxFacts, SandboxStatus
@@ -87,6 +92,35 @@ def test_no_more_machines_than_memory() -> None:
         machine_options(NOWHERE, SAVED, StartOptions(), most)
 
 
+def live(driver: str) -> Live:
+    facts = replace(FACTS, driver=driver)
+    place = SimpleNamespace(driver=SimpleNamespace(name="namespace"))
+    return cast(Live, SimpleNamespace(place=place, facts=facts, sandbox_id=facts.sandbox_id))
+
+
+@pytest.mark.usefixtures("room")
+@pytest.mark.parametrize("driver", ["namespace", "microvm"])
+def test_forks_that_make_no_sense_cost_no_snapshot(driver: str) -> None:
+    options = StartOptions(driver=driver)
+    expect_forks(live(driver), 3, options, memory=False, seeds=[1, 2, 3], max_concurrency=1)
+    wrong: list[dict[str, Any]] = [{"n": 0}, {"n": 2, "seeds": [1]}, {"n": 1, "max_concurrency": 0}]
+    for each in wrong:
+        with pytest.raises(ConfigError):
+            expect_forks(live(driver), options=options, memory=False, **each)
+
+
+@pytest.mark.usefixtures("room")
+def test_forks_of_a_machine_for_which_there_is_no_room_cost_no_snapshot() -> None:
+    most = int((1 << 30) * 0.9) // machines.FORK_BYTES
+    for memory in (False, True):
+        expect_forks(live("microvm"), most, StartOptions(driver="microvm"), memory=memory)
+        with pytest.raises(OutOfSpace):
+            expect_forks(live("microvm"), most + 1, StartOptions(driver="microvm"), memory=memory)
+    expect_forks(live("namespace"), most + 1, StartOptions(), memory=False)
+    with pytest.raises(ConfigError, match="pids"):
+        expect_forks(live("microvm"), 1, StartOptions(driver="microvm", limits={"pids": 4}), memory=True)
+
+
 def test_a_host_that_tells_nothing_of_its_memory_starts_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machines, "available_bytes", lambda: None)
     machines.expect_memory(10_000)
@@ -120,7 +154,7 @@ def test_a_machine_is_given_no_copy_of_a_package_index(tmp_path: Path) -> None:
 
 
 def test_what_connections_shall_become_is_one_of_three_words() -> None:
-    assert check_outside("keep") == "keep"
+    check_outside("keep")
     with pytest.raises(ConfigError):
         check_outside("drop")
 
@@ -136,7 +170,7 @@ def test_the_refusal_names_the_connections() -> None:
 
 def test_what_rests_takes_no_secret_of_the_host_along() -> None:
     kept = suspended_facts(FACTS)
-    assert (kept["network_env"], kept["owner_id"], kept["cgroups"]) == ({}, "", [])
+    assert (kept["network_env"], kept["owner_id"], kept["cgroups"]) == ({"https_proxy": ""}, "", [])
     assert kept["name"] == "sleeper"
 
 
@@ -160,6 +194,60 @@ def test_those_that_rest_are_listed_and_found_by_id_name_and_snapshot(here: Plac
     assert caught.value.remedy == "worldfork resume sleeper"
     with pytest.raises(NotFound):
         find_suspended(here, "nobody")
+    here.store.close()
+
+
+def test_the_snapshot_of_one_that_went_on_and_has_ended_goes_unless_it_has_a_name(here: Place) -> None:
+    layers = add_snapshot(here.store).layers
+    collected: list[int] = []
+    place = cast(Place, SimpleNamespace(store=here.store, collect_soon=lambda: collected.append(1)))
+    for named in (False, True):
+        record = add_memory(here.store, below=layers)
+        if named:
+            here.store.set_name("kept", record.snapshot_id)
+        drop_resumed(place, replace(FACTS, snapshot_id=record.snapshot_id, resumed=True))
+        assert (record.snapshot_id in [one.snapshot_id for one in here.store.snapshots()]) is named
+    assert collected == [1]
+    here.store.close()
+
+
+class Racing(AsyncSandbox):
+    """One that somebody resumes between the look for a live sandbox and the look for one that rests."""
+
+    looks = 0
+
+    @classmethod
+    async def connect(cls, sandbox_id: str, **foreign: Any) -> Any:
+        cls.looks += 1
+        if cls.looks == 1:
+            raise NotFound("it rests")
+        return "the one that was resumed"
+
+    @classmethod
+    async def create(cls, *arguments: Any, **more: Any) -> Any:
+        raise AssertionError("there would be two of one name")
+
+
+@pytest.mark.parametrize("error", [NotFound("none rests"), Locked("it goes on")])
+def test_who_is_resumed_meanwhile_is_not_made_again(
+    error: Exception, here: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_memory(here.store, below=add_snapshot(here.store).layers, suspended=suspended_facts(FACTS))
+
+    async def work(call: Any) -> Any:
+        return call()
+
+    async def place() -> Any:
+        return SimpleNamespace(store=here.store, work=work, single_flight=lambda key: contextlib.nullcontext())
+
+    async def resume(sandbox_id: str, **more: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(asynchronous, "_here", place)
+    monkeypatch.setattr(Racing, "resume", resume)
+    monkeypatch.setattr(Racing, "looks", 0)
+    found: object = asyncio.run(Racing.get_or_create("sleeper"))
+    assert found == "the one that was resumed"
     here.store.close()
 
 
