@@ -102,7 +102,7 @@ def _rows(text: str) -> Iterator[OutsideConnection]:
                 raise ValueError
             local, remote = _place(words[1]), _place(words[2])
             state = _STATES.get(int(words[3], 16))
-        except (ValueError, IndexError):
+        except (ValueError, IndexError, OverflowError):
             raise _nonsense(line) from None
         if state is not None and _leaves(local[0], remote):
             yield OutsideConnection(protocol, _shown(local), _shown(remote), state)

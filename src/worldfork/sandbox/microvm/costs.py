@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from worldfork.core.errors import Corrupt, NotFound, SandboxDied
+from worldfork.core.errors import Corrupt, NotFound
 from worldfork.sandbox.microvm import inside
 from worldfork.sandbox.microvm.control import control
 from worldfork.sandbox.microvm.machine import Accel
 from worldfork.sandbox.microvm.manifest import Running, read_running, read_saved
 from worldfork.sandbox.microvm.pages import allocated_bytes
-from worldfork.sandbox.microvm.ram import private_bytes
+from worldfork.sandbox.microvm.ram import open_sealed, private_bytes
 from worldfork.sandbox.microvm.wire import Op
 
 _STATE_BYTES: Final = 32 << 10
@@ -50,7 +50,7 @@ async def costs(run: Path) -> Costs:
 
     Raises:
         SandboxDied: the machine has ended.
-        SandboxError: the guest gave no answer.
+        SandboxError: the guest gave no answer, or QEMU is not what was started.
     """
     running = read_running(run)
     async with control(run) as client:
@@ -61,10 +61,7 @@ async def costs(run: Path) -> Costs:
 
 def _costs(running: Running) -> Costs:
     pid = running.qemu_pid
-    try:
-        ram_fd = os.open(f"/proc/{pid}/fd/{running.ram_fd}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise SandboxDied(f"QEMU (process {pid}) has ended: {error.strerror}", step="memory") from error
+    ram_fd = open_sealed(pid, running.ram_fd, running.build.ram_bytes)
     try:
         changed_bytes = private_bytes(pid, ram_fd)
     finally:

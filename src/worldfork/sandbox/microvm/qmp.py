@@ -79,6 +79,28 @@ class Qmp:
             raise _refusal(order, answer["error"])
         return answer["return"]
 
+    async def row(self, order: str, *, fds: Sequence[int] = ()) -> dict[str, Any]:
+        """Do what `execute` does, for an order that gives back one object.
+
+        Raises:
+            SandboxDied, SandboxError: as `execute`, or it is none.
+        """
+        found = await self.execute(order, fds=fds)
+        if not isinstance(found, dict):
+            raise SandboxError(f"QEMU answered {order} with something else", order=order, step="qmp")
+        return found
+
+    async def rows(self, order: str) -> list[dict[str, Any]]:
+        """Do what `execute` does, for an order that gives back a list of objects.
+
+        Raises:
+            SandboxDied, SandboxError: as `execute`, or it is none.
+        """
+        found = await self.execute(order)
+        if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+            raise SandboxError(f"QEMU answered {order} with something else", order=order, step="qmp")
+        return found
+
     def close(self) -> None:
         """Close the connection; the QEMU goes on."""
         self._broken = True
@@ -143,7 +165,7 @@ class Qmp:
         del self._pending[: end + 1]
         try:
             answer = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             raise SandboxError("QEMU sent a line that is no object", step="qmp")

@@ -14,11 +14,12 @@ import functools
 import mmap
 import os
 import re
+import stat
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from worldfork.core.errors import ConfigError, OutOfSpace, SandboxDied
+from worldfork.core.errors import ConfigError, OutOfSpace, SandboxDied, SandboxError
 from worldfork.sandbox.microvm.pages import PAGE_BYTES, Pages, Run, lay_pages
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
@@ -74,6 +75,36 @@ def is_sealed(fd: int) -> bool:
         return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
     except OSError:
         return False
+
+
+def open_sealed(pid: int, number: int, ram_bytes: int) -> int:
+    """Return the memory that a QEMU was restored with, by its number of a descriptor; the caller closes it.
+
+    A QEMU that its guest broke into may have anything under that number, such as a FIFO, whose opening waits, or a file
+    that this process may read and QEMU may not: what is there is looked at before it is opened.
+
+    Raises:
+        SandboxDied: there is no such process.
+        SandboxError: it has something else there.
+    """
+    try:
+        place = os.open(f"/proc/{pid}/fd/{number}", os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        raise SandboxDied(f"QEMU (process {pid}) has ended: {error.strerror}", step="memory") from error
+    try:
+        info = os.fstat(place)
+        if stat.S_ISREG(info.st_mode) and info.st_size == ram_bytes:
+            fd = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+            if is_sealed(fd):
+                return fd
+            os.close(fd)
+    finally:
+        os.close(place)
+    raise SandboxError(
+        f"QEMU (process {pid}) has not got the memory that it was given",
+        remedy="end this sandbox: what runs its machine is not what was started there",
+        step="memory",
+    )
 
 
 def assemble(files: Sequence[Path], ram_bytes: int) -> int:
@@ -276,7 +307,10 @@ def _mappings(pid: int, ram_fd: int) -> list[_Mapping]:
                 continue
             start, end = (int(part, 16) for part in place.split("-"))
             found.append((start, end, int(offset, 16)))
-    if sum(end - start for start, end, _ in found) < info.st_size:
+    # More than once QEMU maps it only where somebody wants its reader to find no end.
+    if sum(end - start for start, end, _ in found) != info.st_size or any(
+        offset + end - start > info.st_size for start, end, offset in found
+    ):
         raise SandboxDied(f"process {pid} does not map this memory", step="memory")
     return sorted(found, key=lambda mapping: mapping[2])
 

@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from worldfork.content.failures import naming
-from worldfork.core.errors import Corrupt, NotFound, OutOfSpace, SandboxDied, SandboxError, WorldforkError
+from worldfork.core.errors import Corrupt, NotFound, OutOfSpace, SandboxError, WorldforkError
 from worldfork.core.shielded import to_its_end
+from worldfork.core.whole_file import whole_file
+from worldfork.sandbox.bases import IDENTITY_PATHS
+from worldfork.sandbox.microvm import inside, wire
 from worldfork.sandbox.microvm.connections import OutsideConnection, ask_outside, close_outside
 from worldfork.sandbox.microvm.control import Control, control
 from worldfork.sandbox.microvm.generations import link_disks, settle, write_ram
@@ -34,12 +37,14 @@ from worldfork.sandbox.microvm.manifest import (
 )
 from worldfork.sandbox.microvm.pages import Pages, allocated_bytes
 from worldfork.sandbox.microvm.qmp import Qmp, connect
-from worldfork.sandbox.microvm.ram import PrivateReader, available_bytes, private_bytes
+from worldfork.sandbox.microvm.ram import PrivateReader, available_bytes, open_sealed, private_bytes
 from worldfork.sandbox.microvm.scratch import Scratch
 
 MONITOR: Final = "qmp"
 """QEMU's socket in the run directory."""
 _DEVICES: Final = "xen-save-devices-state"
+_STATE_BYTES_MAX: Final = 64 << 20
+"""Of devices alone: some 20 KiB each time that it was looked at."""
 _MIGRATION_S: Final = 120.0
 _POLL_S: Final = 0.002
 _FREE_SHARE: Final = 0.8
@@ -90,6 +95,7 @@ async def save_memory(
     # Left in this order: QEMU has one monitor at a time, and keep needs it where `control` ends without a GO.
     async with control(run) as client, connect(run / MONITOR) as monitor:
         with _Saver(run, target, client, monitor) as saver:
+            await _look(client)
             await saver.prepare()
             if drop_outside:
                 await close_outside(client)
@@ -99,6 +105,21 @@ async def save_memory(
             saved = await to_its_end(asyncio.to_thread(saver.write, dict(facts or {})))
     both = tuple(dict.fromkeys((*before, *after)))
     return replace(saved, total_s=time.monotonic() - since_s, outside=both)
+
+
+async def _look(client: Control) -> None:
+    """Let the guest find now what each fork of it will have to change, so that none has to find it.
+
+    Raises:
+        SandboxDied: the machine has ended.
+    """
+    found = wire.items(*(("idfile", path) for path in IDENTITY_PATHS), ("program", inside.HOOK))
+    try:
+        await client.ask(wire.Op.LOOK, found)
+    except SandboxError as error:
+        # A guest of an older image cannot; its forks look by themselves.
+        if "errno" not in error.fields:
+            raise
 
 
 class _Saver:
@@ -126,13 +147,11 @@ class _Saver:
 
     async def prepare(self) -> None:
         """Do what can be done while the machine runs."""
-        commands = await self._monitor.execute("query-commands")
+        commands = await self._monitor.rows("query-commands")
         self._how = "devices" if any(row.get("name") == _DEVICES for row in commands) else "migration"
         pid = self._running.qemu_pid
-        try:
-            self._ram_fd = self._opened(f"/proc/{pid}/fd/{self._running.ram_fd}", os.O_RDONLY)
-        except OSError as error:
-            raise SandboxDied(f"QEMU (process {pid}) has ended: {error.strerror}", step="memory") from error
+        self._ram_fd = open_sealed(pid, self._running.ram_fd, self._running.build.ram_bytes)
+        self._fds.callback(os.close, self._ram_fd)
         with naming(self._target.name, "written"):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             self._state_fd = self._opened(str(self._target / STATE), flags)
@@ -202,8 +221,7 @@ class _Saver:
             earlier = _page_files(Path(running.memory))
             ram = write_ram(target, Path(running.memory), earlier, self._ram_fd, self._pages)
             disks = link_disks(target, self._settled())
-            (target / STATE).chmod(0o400)
-            state = (target / STATE).read_bytes()
+            state = self._settled_state()
             write_saved(target, Saved(running.build, self._how, ram, disks, digest_state(state), facts))
             written = [file.path for file in disks[-1] if file.format == "qcow2"]
             own = (STATE, ram[-1], *written[:1])
@@ -216,6 +234,18 @@ class _Saver:
                 added_bytes=sum(allocated_bytes(target / name) for name in own),
                 generation=len(ram) - 1,
             )
+
+    def _settled_state(self) -> bytes:
+        """Return the state, put into a file that QEMU has no part in: it could go on writing the one that it got."""
+        most = _STATE_BYTES_MAX + (self._running.build.ram_bytes if self._how == "migration" else 0)
+        with (self._target / STATE).open("rb") as file:
+            state = file.read(most + 1)
+        if len(state) > most:
+            raise SandboxError(f"QEMU saved more than the {most} bytes that its devices can take", step="state")
+        with whole_file(self._target / STATE) as part:
+            part.write_bytes(state)
+        (self._target / STATE).chmod(0o400)
+        return state
 
     def _settled(self) -> tuple[DiskChain, ...]:
         """Return the disks in files that QEMU cannot write, and let the next checkpoint begin with those too."""
@@ -234,8 +264,11 @@ class _Saver:
 
     async def _lend(self, fd: int) -> int:
         """Give QEMU a file under a number; it may not be able to open the path."""
-        lent = await self._monitor.execute("add-fd", fds=[fd])
-        return int(lent["fdset-id"])
+        lent = await self._monitor.row("add-fd", fds=[fd])
+        number = lent.get("fdset-id")
+        if not isinstance(number, int):
+            raise SandboxError("QEMU does not say which number it gave a file", step="qmp")
+        return number
 
 
 def _page_files(parent: Path) -> tuple[str, ...]:
@@ -264,7 +297,7 @@ async def _migrate(monitor: Qmp, state_fd: int) -> None:
     await monitor.execute("migrate", {"uri": "fd:state"})
     end_s = time.monotonic() + _MIGRATION_S
     # There is nothing that tells but asking.
-    while (status := (await monitor.execute("query-migrate")).get("status")) != "completed":
+    while (status := (await monitor.row("query-migrate")).get("status")) != "completed":
         if status in ("failed", "cancelled") or time.monotonic() > end_s:
             raise SandboxError(f"QEMU could not save its devices: {status}", step="state")
         await asyncio.sleep(_POLL_S)

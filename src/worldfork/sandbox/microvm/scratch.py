@@ -36,8 +36,9 @@ class Scratch:
         """
         first = f"d{len(running.disks) - 1}"
         named = re.compile(rf"{first}(?:n(\d+))?")
-        for row in await monitor.execute("query-block"):
-            found = named.fullmatch(str((row.get("inserted") or {}).get("node-name", "")))
+        for row in await monitor.rows("query-block"):
+            inserted = row.get("inserted")
+            found = named.fullmatch(str(inserted.get("node-name")) if isinstance(inserted, dict) else "")
             if found is None:
                 continue
             number = int(found.group(1) or 0)
