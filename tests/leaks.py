@@ -21,7 +21,7 @@ from pathlib import Path
 
 from worldfork.lineage.place import drop_spares
 
-ALONE = os.environ.get("CI") == "true"
+ALONE = os.environ.get("CI") == "true" and "WORLDFORK_TEST_BESIDE" not in os.environ
 """Whether what only the whole machine can tell is looked at, where no other run is seen on it."""
 
 MARK_NAME = "WORLDFORK_TEST_RUN"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import platform
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -156,12 +159,24 @@ def prepare_images(images: Path) -> Path:
     """
     images = Path(os.environ.get(IMAGES) or images)
     images.mkdir(parents=True, exist_ok=True)
-    if guest_image.find_kernel(images) is None:
-        try:
-            guest_image.fetch_kernel(images)
-        except DriverUnavailable as error:
-            pytest.skip(_loud(f"there is no kernel for guests: {error}"))
+    with _turn_in(images):
+        if guest_image.find_kernel(images) is None:
+            try:
+                guest_image.fetch_kernel(images)
+            except DriverUnavailable as error:
+                pytest.skip(_loud(f"there is no kernel for guests: {error}"))
     return images
+
+
+@contextlib.contextmanager
+def _turn_in(directory: Path) -> Iterator[None]:
+    """Wait until no other run of tests is at what is made here once."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def compile_init(directory: Path) -> bytes:

@@ -25,7 +25,9 @@ from worldfork.rollout.faults import FaultRules
 from worldfork.rollout.group import run_group
 from worldfork.rollout.policies import CandidatesPolicy, NopPolicy
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
+AGAIN = pytest.mark.exhaustive
+"""What shows once more, by another verifier or beside others, what another case shows."""
 
 ONCE = FaultRules(retries={})
 LIMITS = TaskLimits(policy_wall_s=20, grade_cpu_s=30, grade_wall_s=12, memory_mb=256, disk_mb=64, pids=64)
@@ -190,17 +192,22 @@ def _counts() -> None:
         pytest.skip("no cgroup of this host counts CPU use")
 
 
-@pytest.mark.parametrize("verifier", ["pytest", "split"])
 @pytest.mark.parametrize(
-    "honest",
-    [TWO_WORKERS.format(cpu_s=1.5), ONE.format(cpu_s=2.0), CHAIN.format(cpu_s=2.0)],
-    ids=["two workers", "one", "a chain"],
+    ("honest", "verifier"),
+    [
+        pytest.param(TWO_WORKERS.format(cpu_s=1.5), "pytest", id="two workers"),
+        pytest.param(TWO_WORKERS.format(cpu_s=1.5), "split", id="two workers apart"),
+        pytest.param(ONE.format(cpu_s=2.0), "pytest", id="one"),
+        pytest.param(ONE.format(cpu_s=2.0), "split", id="one apart", marks=AGAIN),
+        pytest.param(CHAIN.format(cpu_s=2.0), "pytest", id="a chain"),
+        pytest.param(CHAIN.format(cpu_s=2.0), "split", id="a chain apart", marks=AGAIN),
+    ],
 )
 def test_honest_code_on_a_full_machine_is_never_worth_0(honest: str, verifier: str) -> None:
     assert_not_below(a_task(verifier, task_id=f"starvation/{verifier}", limits=LONGER), honest)
 
 
-@pytest.mark.parametrize("verifier", ["pytest", "split"])
+@pytest.mark.parametrize("verifier", ["pytest", pytest.param("split", marks=AGAIN)])
 def test_a_limit_of_one_test_on_a_full_machine_is_no_0_either(verifier: str) -> None:
     of = a_task(
         verifier,
@@ -218,13 +225,13 @@ UNTIL_S = LIMITS.grade_wall_s - 0.7
     ("attack", "many", "verifier"),
     [
         pytest.param(STARVES.format(until_s=UNTIL_S), 0, "pytest", id="starves itself alone"),
-        pytest.param(STARVES.format(until_s=UNTIL_S), CPUS, "pytest", id="starves itself beside others"),
+        pytest.param(STARVES.format(until_s=UNTIL_S), CPUS, "pytest", id="starves itself beside others", marks=AGAIN),
         pytest.param(STARVES.format(until_s=UNTIL_S), CPUS, "split", id="starves itself apart"),
         pytest.param(SLEEPS, 4 * CPUS, "pytest", id="sleeps"),
-        pytest.param(SLEEPS, 4 * CPUS, "split", id="sleeps apart"),
+        pytest.param(SLEEPS, 4 * CPUS, "split", id="sleeps apart", marks=AGAIN),
         pytest.param(IDLES, 4 * CPUS, "pytest", id="stands back"),
         pytest.param(TOGGLES, CPUS - 1, "pytest", id="keeps to a CPU that another has"),
-        pytest.param(YIELDS, CPUS - 1, "pytest", id="yields"),
+        pytest.param(YIELDS, CPUS - 1, "pytest", id="yields", marks=AGAIN),
         pytest.param(DOZES, CPUS - 1, "pytest", id="dozes"),
     ],
 )

@@ -23,9 +23,11 @@ pytestmark = [
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = [
-    ("publish:committed", 2), ("rollout:lasting", 4), ("rollout:written", 1), ("rollout:written", 3),
-    ("rollout:let_go", 1), ("delete_snapshot:committed", 1), ("rollout:settle", 1), ("set_labels:committed", 1),
+    ("publish:committed", 2, "best"), ("rollout:lasting", 4, "all"), ("rollout:written", 1, "best"),
+    ("rollout:written", 3, "all"), ("rollout:let_go", 1, "best"), ("delete_snapshot:committed", 1, "best"),
+    ("rollout:settle", 1, "all"), ("set_labels:committed", 1, "all"),
 ]  # fmt: skip
+OTHER = {"best": "all", "all": "best"}
 
 
 @pytest.fixture
@@ -58,8 +60,10 @@ def check(run: Path) -> set[int]:
     return {each.index for each in named.values()}
 
 
-@pytest.mark.parametrize("keep", ["best", "all"])
-@pytest.mark.parametrize(("step", "number"), STEPS)
+@pytest.mark.parametrize(
+    ("step", "number", "keep"),
+    [*STEPS, *(pytest.param(*step, OTHER[keep], marks=pytest.mark.exhaustive) for *step, keep in STEPS)],
+)
 def test_killed_at_any_step_the_books_are_right(
     step: str, number: int, keep: str, own_home: Path, tmp_path: Path
 ) -> None:

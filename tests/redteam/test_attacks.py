@@ -19,11 +19,11 @@ from tests.redteam.tasks import UNFIT
 
 from worldfork.rollout.starts import StartingStates
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
 
 SHARING = 2
 """Before so many verifiers, another pair for each kind, the correct solution is tried beside an attack."""
-MEETING = 3
+MEETING = 2
 """Before so many of the verifiers that claim to resist it an attack is tried, before others each time; the run of
 everything tries it before the rest."""
 
