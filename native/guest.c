@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
@@ -156,7 +157,7 @@ int guest_main(void)
 {
 	static const struct mux_calls calls = {
 		.open = guest_open, .control = guest_control, .event = on_event};
-	guest.leash_fd = -1;
+	guest.leash_fd = guest.ahead_fd = guest.random_fd = -1;
 	guest_boot();
 	/* The kernel's threads share the first process's root, and one that is
 	 * shared cannot be taken to another namespace and back. */
@@ -166,6 +167,9 @@ int guest_main(void)
 	guest.mount_fd = own_namespace("mnt");
 	guest.net_fd = own_namespace("net");
 	set_signals();
+	/* A page that is not there costs each fork more than all the memory costs. */
+	if (mlockall(MCL_CURRENT) < 0)
+		guest_say("memory: %s", strerror(errno));
 	mux_init(&guest.mux, &calls, false);
 	serve();
 	return 1;

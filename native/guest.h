@@ -18,6 +18,9 @@ struct guest {
 	int port_fd, signal_fd, proc_fd, program_fd, pid_fd, log_fd;
 	int uts_fd, mount_fd, net_fd; /* PID 1's own namespaces */
 	int leash_fd; /* the launched sandbox's connection 0; -1 none */
+	int ahead_fd; /* connected to the sandbox's PID 1 for whoever comes next; -1 none */
+	int random_fd; /* -1: not open yet */
+	bool in_uts; /* uts_fd is the sandbox's, and PID 1 is in it */
 	pid_t sandbox; /* see guest_sandbox; 0 not looked for */
 	struct worker workers[GUEST_WORKERS];
 	bool ended, told;
@@ -39,6 +42,23 @@ void guest_control(struct mux *mux, const uint8_t *payload, uint32_t size);
 /* Does the items of PREPARE; 0 or an errno, with the item in `failed`. */
 int guest_prepare(char *text, size_t size, const char **failed);
 void guest_resume(uint32_t tag, const uint8_t *body, size_t size);
+void guest_look(uint32_t tag, const uint8_t *body, size_t size);
+/* What LOOK has found at a path. */
+struct seen {
+	char *path;
+	int fd; /* -1: there was nothing */
+	size_t size;
+};
+/* NULL where nobody has looked. */
+struct seen *guest_seen(const char *path);
+void guest_unsee(void);
+/* guest.random_fd, or -1. */
+int guest_open_random(void);
+/* Both from within the sandbox's mount namespace; -1 with ENOENT if there is none. */
+int guest_open_identity(const char *path);
+bool guest_is_program(const char *path);
+/* The next stream to the sandbox has its connection then, and a HELLO in it. */
+void guest_connect_ahead(void);
 /* An interface, and the way out by it; 0 or an errno. */
 int guest_address(char *value);
 /* Ends the sandbox's connections to elsewhere; 0 or an errno. */

@@ -107,6 +107,9 @@ void guest_control(struct mux *mux, const uint8_t *payload, uint32_t size)
 	case OP_RESUME:
 		guest_resume(tag, body, left);
 		break;
+	case OP_LOOK:
+		guest_look(tag, body, left);
+		break;
 	case OP_SYNC:
 		sync_path(tag, body, left);
 		break;

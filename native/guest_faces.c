@@ -219,12 +219,23 @@ static int connect_sandbox(void)
 	return fd;
 }
 
+void guest_connect_ahead(void)
+{
+	int low = guest.ahead_fd < 0 && guest.leash_fd >= 0 ? connect_sandbox() : -1;
+	if (low < 0)
+		return;
+	guest.ahead_fd = fcntl(low, F_DUPFD_CLOEXEC, GUEST_PARKED);
+	close(low);
+}
+
 int guest_open(struct mux *mux, uint16_t target, const char *argument)
 {
 	(void)mux;
+	int ahead = guest.ahead_fd;
 	switch (target) {
 	case TO_SANDBOX:
-		return connect_sandbox();
+		guest.ahead_fd = -1;
+		return ahead >= 0 ? ahead : connect_sandbox();
 	case TO_LAUNCH:
 		return start_launch();
 	case TO_REROOT:

@@ -22,20 +22,32 @@
 
 enum { NANO = 1000000000 };
 
+/* Whether PID 1 has gone into the sandbox, for what nobody has looked for. */
+static bool inside;
+
+int guest_open_random(void)
+{
+	int low = guest.random_fd >= 0 ? -1 : open("/dev/urandom", O_RDWR | O_CLOEXEC);
+	if (low >= 0) {
+		guest.random_fd = fcntl(low, F_DUPFD_CLOEXEC, GUEST_PARKED);
+		close(low);
+	}
+	return guest.random_fd;
+}
+
 static int reseed(const struct resume *asked)
 {
 	struct {
 		struct rand_pool_info head;
 		uint8_t bytes[MUX_ENTROPY];
 	} pool = {.head = {.entropy_count = (int)asked->entropy_size * 8, .buf_size = (int)asked->entropy_size}};
-	int error = 0, fd = open("/dev/urandom", O_RDWR | O_CLOEXEC);
+	int fd = guest_open_random();
 	if (fd < 0)
 		return errno;
 	memcpy(pool.bytes, asked->entropy, asked->entropy_size);
 	if ((asked->entropy_size && ioctl(fd, RNDADDENTROPY, &pool) < 0) || ioctl(fd, RNDRESEEDCRNG) < 0)
-		error = errno;
-	close(fd);
-	return error;
+		return errno;
+	return 0;
 }
 
 static int set_clock(uint64_t wall_ns)
@@ -72,26 +84,17 @@ static int open_identity(int root, const char *path)
 	return fd;
 }
 
-/* In place: a reader may for a moment see the new beginning of the old text.
- * A mount over it instead would add one with every generation. */
-static int rewrite(const char *path, const char *text)
+int guest_open_identity(const char *path)
 {
-	size_t size = strlen(text);
 	int root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
-	int fd = root < 0 ? -1 : open_identity(root, path), error = 0;
-	if (fd < 0)
-		error = errno;
-	errno = EIO;
-	if (!error && (pwrite(fd, text, size, 0) != (ssize_t)size || ftruncate(fd, (off_t)size) < 0))
-		error = errno;
-	if (fd >= 0)
-		close(fd);
+	int fd = root < 0 ? -1 : open_identity(root, path), error = errno;
 	if (root >= 0)
 		close(root);
-	return error;
+	errno = error;
+	return fd;
 }
 
-static bool is_program(const char *path)
+bool guest_is_program(const char *path)
 {
 	struct stat st;
 	int root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC), fd = wf_open_beneath(root, path);
@@ -103,16 +106,58 @@ static bool is_program(const char *path)
 	return found;
 }
 
+static int enter_once(void)
+{
+	int error = inside ? 0 : guest_enter(CLONE_NEWUTS | CLONE_NEWNS);
+	inside = inside || !error;
+	return error;
+}
+
+/* In place: a reader may for a moment see the new beginning of the old text.
+ * A mount over it instead would add one with every generation. */
+static int rewrite(const char *path, const char *text)
+{
+	size_t size = strlen(text);
+	struct seen *known = guest_seen(path);
+	int error = known ? 0 : enter_once();
+	if (error)
+		return error;
+	int fd = known ? known->fd : guest_open_identity(path);
+	if (fd < 0)
+		return known ? ENOENT : errno;
+	errno = EIO;
+	if (pwrite(fd, text, size, 0) != (ssize_t)size ||
+	    (!(known && known->size <= size) && ftruncate(fd, (off_t)size) < 0))
+		error = errno;
+	if (known)
+		known->size = size;
+	else
+		close(fd);
+	return error;
+}
+
+static int name_host(const char *name)
+{
+	int error = guest.in_uts ? 0 : enter_once();
+	return !error && sethostname(name, strlen(name)) < 0 ? errno : error;
+}
+
+static int ask_program(const char *path)
+{
+	int error = guest_seen(path) ? ENOENT : enter_once();
+	return error || guest_is_program(path) ? error : ENOENT;
+}
+
 static int do_item(const char *key, char *value, char *missing, size_t *used)
 {
 	char *field[2];
 	int error = EINVAL;
 	if (strcmp(key, "hostname") == 0)
-		return sethostname(value, strlen(value)) < 0 ? errno : 0;
+		return name_host(value);
 	if (strcmp(key, "idfile") == 0 && body_fields(value, field, 2))
 		error = rewrite(field[0], field[1]);
 	else if (strcmp(key, "program") == 0)
-		error = is_program(value) ? 0 : ENOENT;
+		error = ask_program(value);
 	if (error != ENOENT)
 		return error;
 	size_t length = strlen(value) + 1;
@@ -133,18 +178,15 @@ static int resume(uint8_t *body, size_t size, char *missing, size_t *used, const
 	int error = reseed(&asked);
 	if (!error)
 		error = set_clock(asked.wall_ns);
-	if (error || asked.items_at == size)
-		return error;
-	error = guest_enter(CLONE_NEWUTS | CLONE_NEWNS);
-	if (error)
-		return error;
 	char *text = (char *)body + asked.items_at;
 	for (size_t at = 0; !error && body_next(text, size - asked.items_at, &at, &key, &value);) {
 		error = do_item(key, value, missing, used);
 		body_join(value); /* what an error names, up to its first tab */
 		*failed = key;
 	}
-	guest_leave(CLONE_NEWUTS | CLONE_NEWNS);
+	if (inside)
+		guest_leave(CLONE_NEWUTS | CLONE_NEWNS);
+	inside = false;
 	return error;
 }
 

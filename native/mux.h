@@ -49,6 +49,10 @@
  *             no link; program=PATH asks for an executable file. The answer's
  *             body are the PATHs, each with a NUL behind, where there is none.
  *             An error's body names the item.
+ *  LOOK       items for the RESUME of a machine that goes on from a memory that
+ *             is saved after this: idfile=PATH is opened and kept open;
+ *             program=PATH is remembered where there is none. Replaces what was
+ *             asked before. An error's body names the item.
  *  SYNC       a path: its file system is written out.
  *  STATS      none; the answer is the guest's meminfo.
  *  NETWORK    none; the answer is the sandbox's tcp, tcp6, udp and udp6 as
@@ -121,6 +125,7 @@ enum mux_op {
 	OP_SHUTDOWN = 6,
 	OP_ENDED = 7,
 	OP_CLOSE_OUTSIDE = 8,
+	OP_LOOK = 9,
 };
 
 struct export_head {

@@ -62,6 +62,8 @@ _FOR_TCG = (
     "init_on_alloc=0",
     "hardened_usercopy=off",
     "randomize_kstack_offset=off",
+    # What runs again runs at the same addresses, where the interpreter has translated it already.
+    "norandmaps",
 )
 # Address space randomisation costs nothing where the processor runs the guest itself.
 _NOT_FOR_KVM = frozenset({"nokaslr"})

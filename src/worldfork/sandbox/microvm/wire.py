@@ -58,6 +58,7 @@ class Op(IntEnum):
     SHUTDOWN = 6
     ENDED = 7
     CLOSE_OUTSIDE = 8
+    LOOK = 9
 
 
 class KeepEnd(IntEnum):

@@ -20,7 +20,7 @@ from worldfork.sandbox.microvm.pages import PAGE_BYTES
 from worldfork.sandbox.microvm.saving import MemorySaved, save_memory
 
 PAUSED = ["QUIESCE", "stop", "xen-save-devices-state", "blockdev-snapshot-sync", "cont", "GO"]
-ASKED_BEFORE = ("query-block", "query-commands", "add-fd", "NETWORK", "CLOSE_OUTSIDE", "qmp_capabilities")
+ASKED_BEFORE = ("LOOK", "query-block", "query-commands", "add-fd", "NETWORK", "CLOSE_OUTSIDE", "qmp_capabilities")
 
 
 @pytest.fixture
