@@ -62,7 +62,9 @@ def checkpoint(
     if explain:
         _explain(sandbox_id, as_json)
         return
-    more: dict[str, Any] = {"checkpoint_type": CheckpointType.MEMORY, "outside": outside} if memory else {}
+    more = _of_memory(memory, outside)
+    if more.pop("memory", False):
+        more["checkpoint_type"] = CheckpointType.MEMORY
     with progress("checkpointing", quiet=as_json):
         info = Sandbox.connect(sandbox_id).checkpoint(
             stop=stop,
@@ -99,7 +101,11 @@ def _explain(sandbox_id: str, as_json: bool) -> None:
 
 
 def _of_memory(memory: bool, outside: str) -> dict[str, Any]:
-    return {"memory": True, "outside": outside} if memory else {}
+    if memory:
+        return {"memory": True, "outside": outside}
+    if outside != "refuse":
+        raise ConfigError("--outside is about checkpoints with memory", remedy="give --memory too")
+    return {}
 
 
 def _stands_still(pause_s: float) -> str:

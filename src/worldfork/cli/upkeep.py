@@ -60,7 +60,7 @@ def sweep(as_json: AsJson = False) -> int:
         "sandboxes": swept.holders,
         "snapshots": [*swept.lost_snapshots, *ends],
         "layers": [*swept.drafts, *collected.layers],
-        "leftovers": swept.leftovers,
+        "leftovers": [*swept.leftovers, *collected.memories],
     }
     if as_json:
         print_json({**removed, "failures": [{"what": what, "why": why} for what, why in failures]})

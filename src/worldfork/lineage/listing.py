@@ -40,8 +40,13 @@ def find_live(here: Place, wanted: str) -> Holder:
     for holder in _living(here):
         if wanted in (holder.holder_id, SandboxFacts.from_json(holder.facts).name):
             return holder
-    if any(wanted in (one.facts.sandbox_id, one.facts.name) for one in all_suspended(here)):
-        raise NotFound(f"{wanted!r} is suspended", remedy=f"worldfork resume {wanted}", sandbox_id=wanted)
+    for one in all_suspended(here):
+        if wanted in (one.facts.sandbox_id, one.facts.name):
+            raise NotFound(
+                f"{wanted!r} is suspended",
+                remedy=f"worldfork resume {wanted}; or, to have it gone, worldfork snapshots rm {one.snapshot_id}",
+                sandbox_id=wanted,
+            )
     raise NotFound(f"no live sandbox is called {wanted!r}", remedy="see `worldfork ls`", sandbox_id=wanted)
 
 

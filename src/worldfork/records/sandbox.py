@@ -176,7 +176,8 @@ class SandboxInfo:
     """Depth of its stack, the base not counted."""
     timeout_secs: float | None = None
     isolation: str = "namespaces"
-    """What stands between it and the host: "namespaces"; of a machine "kvm", or "none (tcg)", which is no boundary."""
+    """What stands between it and the host: "namespaces"; of a machine "kvm", or "none (tcg)", which is no boundary, and
+    "unknown" while it rests."""
     commands: int | None = None
     """Commands running now; None where nobody asked the sandbox."""
     processes: int | None = None

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from worldfork.content.hashing import hash_file
 from worldfork.core.errors import NotFound, StoreError, WorldforkError
 from worldfork.core.ids import check_id, is_id
+from worldfork.core.recent import Recent
 from worldfork.core.remove import remove_tree
 from worldfork.store.failures import typed
 from worldfork.store.faultpoints import fault
@@ -24,8 +25,8 @@ DIGESTS = "digests.json"
 """In a memory directory: size and content hash of each file, written when it is brought to disk."""
 _DRAFT, _GONE = ".new-", ".gone-"
 _BLOCK_BYTES = 512  # the unit of st_blocks
-_MOST_DIGESTS = 1024
-_digests: dict[tuple[int, ...], list[Any]] = {}
+_digests: Recent[list[Any]] = Recent(1024)
+"""By file; each counts as one."""
 
 
 class MemorySizes(NamedTuple):
@@ -111,7 +112,7 @@ class Memories(Readings):
         directory = self.memory_path(snapshot_id)
         with typed(f"the memory of {snapshot_id} cannot be read"):
             try:
-                return dict(json.loads((directory / DIGESTS).read_text(encoding="utf-8")))
+                return _checked(json.loads((directory / DIGESTS).read_text(encoding="utf-8")))
             except FileNotFoundError:
                 if directory.is_dir():
                     return None
@@ -196,6 +197,15 @@ class Memories(Readings):
         return moved
 
 
+def _checked(found: Any) -> dict[str, Any]:
+    """Return the digests of files, if these words are that."""
+    digests = dict(found)
+    for name, (size_bytes, digest) in digests.items():
+        if "/" in name or not isinstance(size_bytes, int) or not isinstance(digest, str):
+            raise ValueError(f"{name!r} has no size and digest")
+    return digests
+
+
 def file_digest(path: Path) -> list[Any]:
     """Return the size and the content hash of a file.
 
@@ -215,11 +225,11 @@ def _known_digest(path: Path) -> list[Any]:
     """Return what `file_digest` does, of a file that nobody changes; many snapshots have links to one."""
     info = os.lstat(path)
     key = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
-    if key not in _digests:
-        if len(_digests) >= _MOST_DIGESTS:
-            _digests.clear()
-        _digests[key] = file_digest(path)
-    return _digests[key]
+    found = _digests.get(key)
+    if found is None:
+        found = file_digest(path)
+        _digests.put(key, found, size_bytes=1)
+    return found
 
 
 def _files_of(directory: Path) -> Iterator[Path]:

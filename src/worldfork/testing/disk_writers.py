@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from worldfork.testing.checks import Wrong, check, expect
 from worldfork.testing.trial import Trial
@@ -89,8 +88,9 @@ async def _after_failures(trial: Trial) -> None:
         attempt = asyncio.ensure_future(trial.snapshot(box))
         await asyncio.wait({attempt}, timeout=delay_s)
         attempt.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await attempt
+        await asyncio.wait({attempt})
+        if not attempt.cancelled():
+            attempt.result()
         await _answers(box.sh("echo $((1 + 1))"), f"a snapshot that was called off after {delay_s} s")
     try:
         extra = await trial.fork("no-such-snapshot")

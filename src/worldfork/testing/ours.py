@@ -57,10 +57,11 @@ class OwnSandboxes:
     async def fork(self, snapshot: str, n: int) -> Sequence[str]:
         """Start forks; all or none."""
         results = await AsyncSandbox.fork_snapshot(snapshot, n)
-        for each in results:
-            if each.sandbox is not None:
-                self._keep(each.sandbox)
-        return [box.sandbox_id for box in results.unwrap()]
+        if results.errors:
+            # Nobody is told of them, and so nobody else would end them.
+            for box in results.sandboxes:
+                await box.terminate()
+        return [self._keep(box) for box in results.unwrap()]
 
     async def end(self, called: str) -> None:
         """End a sandbox or delete a snapshot."""

@@ -81,16 +81,16 @@ def play_store(monkeypatch: pytest.MonkeyPatch, swept: SweepReport, collected: C
 
 
 def test_sweep_says_what_went(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
-    play_store(monkeypatch, SweepReport(holders=["sb-a"], drafts=["ly-a"]), CollectReport(layers=["ly-b"]))
+    play_store(monkeypatch, SweepReport(holders=["sb-a"], drafts=["ly-a"]), CollectReport(["ly-b"], ["memory/sn-b"]))
     assert json.loads(invoke("sweep", "--json").stdout) == {
         "sandboxes": ["sb-a"],
         "snapshots": ["sn-a"],
         "layers": ["ly-a", "ly-b"],
-        "leftovers": [],
+        "leftovers": ["memory/sn-b"],
         "failures": [],
     }
     rows = dict(line.split() for line in invoke("sweep").stdout.splitlines())
-    assert rows == {"removed": "count", "sandboxes": "1", "snapshots": "1", "layers": "2", "leftovers": "0"}
+    assert rows == {"removed": "count", "sandboxes": "1", "snapshots": "1", "layers": "2", "leftovers": "1"}
 
 
 def test_sweep_tells_what_stays(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:

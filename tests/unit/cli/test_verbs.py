@@ -117,6 +117,13 @@ def test_a_checkpoint_with_memory(library: Library, invoke: Invoke) -> None:
     assert (options["checkpoint_type"], options["outside"]) == (CheckpointType.MEMORY, "close")
 
 
+def test_a_word_about_connections_is_not_passed_over(library: Library, invoke: Invoke) -> None:
+    for verb in ("checkpoint", "fork"):
+        result = invoke(verb, "sb-a", "--outside", "close")
+        assert (result.exit_code, "--memory" in result.stderr) == (2, True)
+    assert library.calls == []
+
+
 def test_explain_takes_none_and_shows_both_kinds(library: Library, invoke: Invoke) -> None:
     lines = invoke("checkpoint", "sb-a", "--explain").stdout.splitlines()
     assert lines[1].split()[:3] == ["filesystem", "3.0", "MiB"]

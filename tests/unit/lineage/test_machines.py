@@ -191,7 +191,8 @@ def test_those_that_rest_are_listed_and_found_by_id_name_and_snapshot(here: Plac
     assert is_suspended(here, FACTS.sandbox_id)
     with pytest.raises(NotFound, match="suspended") as caught:
         find_live(here, "sleeper")
-    assert caught.value.remedy == "worldfork resume sleeper"
+    assert caught.value.remedy.startswith("worldfork resume sleeper; ")
+    assert caught.value.remedy.endswith(f"worldfork snapshots rm {record.snapshot_id}")
     with pytest.raises(NotFound):
         find_suspended(here, "nobody")
     here.store.close()

@@ -92,10 +92,11 @@ def test_memory_on_disk_has_digests_and_a_check_compares_them(store: Store) -> N
     assert [(one.kind, one.subject, one.path) for one in found] == [("snapshot", record.snapshot_id, "memory/state")]
     state.unlink()
     assert [one.found for one in check(store).findings] == ["nothing"]
-    (directory / DIGESTS).write_text("{")
-    with pytest.raises(StoreError):
-        store.memory_digests(record.snapshot_id)
-    assert [one.path for one in check(store).findings] == ["memory"]
+    for damaged in ("{", "3", '{"state": 3}', '{"state": ["x", "y"]}', '{"../state": [3, "y"]}'):
+        (directory / DIGESTS).write_text(damaged)
+        with pytest.raises(StoreError):
+            store.memory_digests(record.snapshot_id)
+        assert [one.path for one in check(store).findings] == ["memory"]
     (directory / DIGESTS).unlink()
     assert [one.path for one in check(store).findings] == [f"memory/{DIGESTS}"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import contextlib
 import threading
 from collections.abc import Sequence
 
@@ -43,6 +44,16 @@ class Paper:
 
     async def end(self, called: str) -> None:
         self.ended.append(called)
+
+
+class Stubborn(Paper):
+    """Its snapshots cannot be called off."""
+
+    async def snapshot(self, sandbox: str, *, memory: bool) -> str:
+        for _ in range(2):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        return "shot"
 
 
 class Unending(Paper):
@@ -299,3 +310,13 @@ def test_adapters_are_found_by_name() -> None:
     ):
         with pytest.raises(ConfigError, match=why):
             load_adapter(named)
+
+
+def test_a_snapshot_that_cannot_be_called_off_does_not_outlast_the_limit_of_its_check() -> None:
+    async def run() -> None:
+        [after_failures] = chosen_checks([6])
+        async with asyncio.timeout(0.05):
+            await after_failures.body(Trial(Stubborn()))
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(run())
