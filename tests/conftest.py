@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tests import leaks
 
 from worldfork.lineage import place
@@ -18,6 +19,9 @@ SANDBOX_ROOMS = ("conformance", "faults", "e2e", "property", "redteam")
 """Tests that start sandboxes: each ends with a leak check."""
 LONG_ROOMS = ("faults", "e2e", "property", "redteam")
 """Tests of the second stage of scripts/test."""
+# How long an example takes is the machine's doing.
+settings.register_profile("worldfork", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("worldfork")
 UNFIT = ("tmpfs", "ramfs", "overlay", "nfs", "nfs4", "fuse")
 """File systems that cannot carry what a home carries, or are not a disk."""
 
