@@ -214,23 +214,30 @@ class MergedView:
             finally:
                 os.close(fd)
 
+    def pieces(self, node: Node) -> Iterator[bytes]:
+        """Yield the content of a file, piece by piece.
+
+        Raises:
+            OSError: as `open`; EACCES for one that its owner has closed, to himself too.
+        """
+        fd = self.open_node(node)
+        try:
+            yield from read_pieces(fd)
+        finally:
+            os.close(fd)
+
     def read(self, node: Node) -> Iterator[bytes]:
-        """Yield the content of a file, piece by piece; also of one that its owner has closed to himself.
+        """Yield what `pieces` does, also of a file that its owner has closed to himself: by a process for that file.
 
         Raises:
             OSError: as `open`.
         """
         try:
-            fd = self.open_node(node)
+            yield from self.pieces(node)
+            return
         except PermissionError as error:
             if not self._is_closed(error.errno):
                 raise
-        else:
-            try:
-                yield from read_pieces(fd)
-            finally:
-                os.close(fd)
-            return
         for line in self._mapped("_content", node.path):
             yield base64.b64decode(line)
 

@@ -27,7 +27,7 @@ from worldfork.keeping.with_ids import with_ids
 from worldfork.records.edits import Edits
 from worldfork.records.globs import CLUTTER, Reach, is_editable, is_literal, taking_in
 from worldfork.records.task import Task
-from worldfork.reward.gathering import Gathering, Rank, pieces_of
+from worldfork.reward.gathering import Gathering, Rank
 from worldfork.reward.places import TASK_DIRECTORY
 from worldfork.store.store import Store
 
@@ -243,7 +243,7 @@ class _Looking:
 
     def _holds(self, old: Node, new: Node) -> bool:
         """Tell whether a file holds what it did, within bounds."""
-        for one, other in zip_longest(pieces_of(self._old, old), pieces_of(self._new, new)):
+        for one, other in zip_longest(self._old.pieces(old), self._new.pieces(new)):
             self._compared_left -= len(other or b"")
             if one != other or self._compared_left < 0:
                 return False

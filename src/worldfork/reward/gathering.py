@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from enum import IntEnum
 
 from worldfork.content.compare import Change
 from worldfork.content.failures import naming
 from worldfork.content.merged import MergedView
-from worldfork.content.pieces import read_pieces
 from worldfork.content.stack import Node
 from worldfork.records.edits import MOST_DROPPED, EditedFile, Edits
 
@@ -89,7 +86,7 @@ class Gathering:
                     self.drop(path, "bytes")
                     continue
                 with naming(node.path, "read"):
-                    content = b"".join(pieces_of(new, node))
+                    content = b"".join(new.pieces(node))
                 self._room_bytes -= len(content)
                 files[path] = EditedFile(content, _is_executable(node))
         return Edits(files, tuple(self._removed), tuple(sorted(self._dropped)))
@@ -106,19 +103,6 @@ def _refusal(path: str, node: Node | None) -> str | None:
 
 def _size_bytes(node: Node) -> int:
     return node.seen.info.st_size if node.seen.info else 0
-
-
-def pieces_of(view: MergedView, node: Node) -> Iterator[bytes]:
-    """Yield a file's content, piece by piece.
-
-    Raises:
-        OSError: it cannot be read, for one because its owner has closed it.
-    """
-    fd = view.open_node(node)
-    try:
-        yield from read_pieces(fd)
-    finally:
-        os.close(fd)
 
 
 def _is_text(path: str) -> bool:

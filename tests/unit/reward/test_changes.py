@@ -12,7 +12,7 @@ from worldfork.content.merged import MergedView
 from worldfork.content.stack import LayerStack, Node
 from worldfork.records.edits import EditedFile, Edits
 from worldfork.records.globs import NO_CLUTTER
-from worldfork.reward import changes, gathering
+from worldfork.reward import changes
 from worldfork.reward.changes import Bounds, edits_between
 
 FORM = "trusted" if os.geteuid() == 0 else "user"
@@ -167,14 +167,13 @@ def test_names_that_lie_in_the_start_are_not_counted(start: Path, end: Path) -> 
 def test_files_that_nobody_asks_for_are_not_read(start: Path, end: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layer(end, pkg__data="other  !", pkg__b_dot_py="BBB")
     read: list[str] = []
-    pieces = gathering.pieces_of
+    pieces = MergedView.pieces
 
     def counted(view: MergedView, node: Node) -> Iterator[bytes]:
         read.append(node.path)
         return pieces(view, node)
 
-    for module in (changes, gathering):
-        monkeypatch.setattr(module, "pieces_of", counted)
+    monkeypatch.setattr(MergedView, "pieces", counted)
     assert list(between(start, end).files) == ["pkg/b.py"]
     assert set(read) == {"workspace/pkg/b.py"}
 
