@@ -251,7 +251,10 @@ def test_a_sandbox_whose_process_was_killed_leaves_nothing(base: str) -> None:
     owner.communicate()
     wait_for(lambda: not any(map(is_running, machines_of)))
     wait_for(lambda: not any(here.store.is_alive(each) for each in ids))
+    groups = [group for each in ids for group in here.driver_of("microvm").cgroups_of(each)]
+    assert all(map(os.path.isdir, groups)), "nobody removes them but a sweep"
     assert set(ids) <= set(here.sweep().holders)
+    assert not any(map(os.path.exists, groups))
     assert not [path for path in here.home.run.iterdir() if path.name in ids]
 
 
