@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from worldfork.core.errors import SandboxDied, SandboxError, WorldforkError
+from worldfork.lineage.connections import Connections
 from worldfork.lineage.deaths import asked, condemned, exit_of, found_dead, left
 from worldfork.lineage.place import Place
 from worldfork.records.cpu import CpuUse
@@ -49,8 +50,7 @@ class Live:
         self._pid: int | None = None
         self._pidfd: int | None = None
         self._leash: int | None = None
-        self._connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection]
-        self._connections = weakref.WeakKeyDictionary()
+        self._connections = Connections()
         self._over = False
         self._taking = False
         self._taken = False
@@ -63,7 +63,7 @@ class Live:
         if started:
             self._pidfd = os.pidfd_open(started.pid)
             self._pid, self._leash = started.pid, started.leash
-            self._connections[asyncio.get_running_loop()] = started.connection
+            self._connections.keep(started.connection)
             place.adopt(self)
         _all.add(self)
 
@@ -71,7 +71,7 @@ class Live:
         # A dropped handle on somebody else's sandbox; what a stream of it still reads goes on.
         if getattr(self, "_sync_fd", None) is None or self._owner_pid != os.getpid():
             return
-        if all(connection.idle for connection in self._connections.values()):
+        if all(connection.idle for connection in self._connections):
             self._close_descriptors()
 
     @property
@@ -93,11 +93,10 @@ class Live:
         self._check_process()
         if self._why is not None:
             raise self._why()
-        loop = asyncio.get_running_loop()
-        self._drop_ended_loops()
-        found = self._connections.get(loop)
+        self._connections.drop_ended_loops()
+        found = self._connections.mine()
         if found is None or (found.closed.is_set() and self.alive()):
-            found = self._connections[loop] = await self._connect()
+            found = self._connections.keep(await self._connect())
         if found.closed.is_set():
             raise self.gone("its init ended")
         return found
@@ -134,7 +133,7 @@ class Live:
     async def cause_of_death(self) -> Death | None:
         """Return how it ended; None while it lives."""
         self._check_process()
-        if self._death is None and self._lives() and any(each.closed.is_set() for each in self._connections.values()):
+        if self._death is None and self._lives() and any(each.closed.is_set() for each in self._connections):
             # Its socket closes before its last process is gone.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DYING_S):
@@ -164,7 +163,7 @@ class Live:
         if self._note_death() is None:
             self._death = replace(condemned(why()), hits=limit_hits(self.facts.cgroups))
         self._why = why
-        for connection in list(self._connections.values()):
+        for connection in self._connections:
             connection.epitaph = why
         self._kill()
 
@@ -301,7 +300,7 @@ class Live:
 
     async def _ask_to_end(self) -> None:
         with contextlib.suppress(SandboxError):
-            connection = self._connections.get(asyncio.get_running_loop())
+            connection = self._connections.mine()
             if connection is None or connection.closed.is_set():
                 connection = await self._connect()
             await connection.shutdown(0)
@@ -321,13 +320,6 @@ class Live:
             sock.close()
             raise self.gone(f"nobody answers at its socket ({error.strerror})") from error
         return await Connection.open(sock, sandbox_id=self.sandbox_id)
-
-    def _drop_ended_loops(self) -> None:
-        """Close the connections of event loops that are closed; nobody else will."""
-        for loop, connection in list(self._connections.items()):
-            if loop.is_closed():
-                del self._connections[loop]
-                connection.abandon()
 
     def gone(self, why: str) -> SandboxDied:
         """Return the error of every call on a sandbox that is gone; `cause` has a `DeathCause`, if it is known yet."""
@@ -357,14 +349,7 @@ class Live:
             thaw_groups(self.facts.cgroups)
 
     def _close_descriptors(self) -> None:
-        for loop, connection in list(self._connections.items()):
-            if loop.is_closed():
-                connection.abandon()
-            elif loop is _running_loop():
-                connection.close()
-            else:
-                loop.call_soon_threadsafe(connection.close)
-        self._connections.clear()
+        self._connections.close()
         if self._pid is not None:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self._pid, os.WNOHANG)
@@ -394,13 +379,6 @@ def _is_readable(fd: int, timeout_s: float) -> bool:
 def _settle(ready: asyncio.Future[None]) -> None:
     if not ready.done():
         ready.set_result(None)
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 async def _until_readable(fd: int) -> None:

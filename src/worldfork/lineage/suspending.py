@@ -139,7 +139,7 @@ def _wake(place: Place, facts: SandboxFacts) -> None:
 
 
 def drop_resumed(place: Place, facts: SandboxFacts) -> None:
-    """Delete the snapshot of a sandbox that had been resumed and has ended; not where others need it, or it has a name."""
+    """Delete the snapshot of a sandbox that had been resumed and has ended, unless others need it or it has a name."""
     if facts.snapshot_id is None:
         return
     try:
