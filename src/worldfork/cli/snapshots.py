@@ -188,6 +188,10 @@ def fork(
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many sandboxes.")] = 1,
     seed: Annotated[list[int] | None, typer.Option(help="Seed of one fork; give it once per fork.")] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="How many start at once.")] = None,
+    driver: Annotated[
+        str | None,
+        typer.Option(help="namespace or microvm. Default: that of a live sandbox; of a snapshot WORLDFORK_DRIVER."),
+    ] = None,
     memory: Annotated[
         bool, typer.Option("--memory", help="Of a live machine: with its processes, each where it is.")
     ] = False,
@@ -196,6 +200,8 @@ def fork(
 ) -> int:
     """Make sandboxes that share one state and go on after this command, and print their ids."""
     options: dict[str, Any] = {"seeds": seed or None, "max_concurrency": concurrency, "detached": True}
+    if driver is not None:
+        options["driver"] = driver
     with progress(f"forking {count}", quiet=as_json):
         results = _fork(source, count, options, _of_memory(memory, outside))
     if as_json:

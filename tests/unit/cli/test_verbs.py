@@ -169,6 +169,8 @@ def test_fork_prints_an_id_for_each(library: Library, invoke: Invoke) -> None:
     assert (result.exit_code, result.stdout) == (0, "sb-0\nsb-1\nsb-2\n")
     options = {"seeds": [1, 2, 3], "max_concurrency": 2, "detached": True}
     assert library.calls == [("fork", ("sn-a", 3, options))]
+    assert invoke("fork", "sn-a", "--driver", "microvm").exit_code == 0
+    assert library.calls[1][1][2]["driver"] == "microvm"
 
 
 def test_fork_keeps_what_worked(library: Library, invoke: Invoke) -> None:
