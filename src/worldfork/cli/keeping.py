@@ -90,7 +90,8 @@ def _swept_store() -> Iterator[Store]:
 def _prune_shape(report: PruneReport) -> dict[str, Any]:
     return {
         **{
-            name: getattr(report, name) for name in ("dry_run", "deleted", "layers", "freed_bytes", "unmeasured_layers")
+            name: getattr(report, name)
+            for name in ("dry_run", "deleted", "layers", "freed_bytes", "unmeasured_layers", "memory_bytes")
         },
         "kept": [{"snapshot_id": one, "reasons": list(why)} for one, why in report.kept.items()],
         "in_use": [{"snapshot_id": one, "sandboxes": users} for one, users in report.in_use.items()],
@@ -114,6 +115,7 @@ def _tell_prune(report: PruneReport, rules: KeepRules) -> None:
     went, stay, freed = ("would go", "would stay", "would be free") if report.dry_run else ("went", "stay", "freed")
     unknown = report.unmeasured_layers
     more = f", and {_count(unknown, 'layer')} of unknown size" if unknown else ""
+    more += f", and {human_bytes(report.memory_bytes)} of memory" if report.memory_bytes else ""
     in_use = f"{len(report.in_use)} {'is' if len(report.in_use) == 1 else 'are'} in use"
     note(
         f"{_count(len(report.deleted), 'snapshot')} {went}, {len(report.kept)} {stay}, {in_use}; "

@@ -16,6 +16,7 @@ from worldfork.core.errors import WorldforkError
 from worldfork.keeping.keep_rules import KeepRules, ancestors_of, by_snapshot, choose
 from worldfork.keeping.usage import measure_layers
 from worldfork.store.faultpoints import fault
+from worldfork.store.memory import going_bytes
 from worldfork.store.owner import frees_space
 from worldfork.store.store import Store
 
@@ -42,6 +43,8 @@ class PruneReport:
     """What these layers took on disk, each counted once."""
     unmeasured_layers: int = 0
     """How many of them are not in `freed_bytes`, since nobody has measured them."""
+    memory_bytes: int = 0
+    """What went besides of the memory of these snapshots; files that another one has stay."""
     failures: list[tuple[str, str]] = field(default_factory=list)
     """What could not be removed, and why; the next prune tries again."""
 
@@ -66,6 +69,7 @@ def prune(store: Store, rules: KeepRules, *, dry_run: bool = False, measure: boo
     fault("prune:planned")
     if dry_run:
         report.deleted = list(plan.going)
+        report.memory_bytes = going_bytes(plan.memories.values())
         _tell(report, plan.unused, plan.sizes)
         return report
     # Children first, where a child that has come to be kept keeps its parents; else the oldest first.
@@ -73,6 +77,7 @@ def prune(store: Store, rules: KeepRules, *, dry_run: bool = False, measure: boo
     report.deleted, report.failures = done.deleted, done.failures
     report.in_use.update(done.in_use)
     report.kept.update({snapshot_id: (why,) for snapshot_id, why in done.spared.items()})
+    report.memory_bytes = going_bytes(plan.memories.get(one, ()) for one in done.deleted)
     _collect(store, plan, report)
     return report
 
@@ -91,6 +96,7 @@ class _Plan:
             self.in_use = living_users(store, db, dropped)
             self.going = [snapshot_id for snapshot_id in dropped if snapshot_id not in self.in_use]
             self.unused, self.sizes = _unused(db, set(self.going))
+        self.memories = store.memory_files(self.going)
         self._late: dict[str, str] = {}
         """Ancestors of what has come to be kept since."""
 

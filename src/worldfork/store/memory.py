@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
@@ -41,6 +42,21 @@ class MemorySizes(NamedTuple):
     def kept_bytes(self) -> int:
         """Of all snapshots together."""
         return sum(self.kept.values())
+
+
+class MemoryFile(NamedTuple):
+    """A file of a memory; others may have it too."""
+
+    inode: int
+    links: int
+    stored_bytes: int
+
+
+def going_bytes(memories: Iterable[Iterable[MemoryFile]]) -> int:
+    """Return what is free on disk once these memories are gone: files that somebody else has stay."""
+    files = [file for memory in memories for file in memory]
+    going = Counter(file.inode for file in files)
+    return sum({file.inode: file.stored_bytes for file in files if going[file.inode] == file.links}.values())
 
 
 class Memories(Readings):
@@ -137,6 +153,12 @@ class Memories(Readings):
         with typed("the memory of snapshots cannot be listed"):
             kept = {snapshot_id: _stored_bytes(self.memory_path(snapshot_id), seen) for (snapshot_id,) in rows}
             return MemorySizes(kept, sum(_stored_bytes(path, seen) for path in strays))
+
+    def memory_files(self, snapshot_ids: Iterable[str]) -> dict[str, list[MemoryFile]]:
+        """Return the files of those of these snapshots that have memory."""
+        with typed("the memory of snapshots cannot be listed"):
+            found = {one: list(_looks(self.memory_path(one))) for one in snapshot_ids}
+        return {snapshot_id: files for snapshot_id, files in found.items() if files}
 
     def stray_memories(self) -> list[Path]:
         """Return the directories that no snapshot has, and that nobody alive is making.
@@ -248,13 +270,18 @@ def _sync_file(path: Path) -> None:
 def _stored_bytes(directory: Path, seen: set[int]) -> int:
     """Return what the files of a directory take on disk, but for those that were seen before."""
     total = 0
+    for file in _looks(directory):
+        if file.inode not in seen:
+            seen.add(file.inode)
+            total += file.stored_bytes
+    return total
+
+
+def _looks(directory: Path) -> Iterator[MemoryFile]:
     for path in _files_of(directory):
         with suppress(FileNotFoundError):
             info = os.lstat(path)
-            if info.st_ino not in seen:
-                seen.add(info.st_ino)
-                total += info.st_blocks * _BLOCK_BYTES
-    return total
+            yield MemoryFile(info.st_ino, info.st_nlink, info.st_blocks * _BLOCK_BYTES)
 
 
 def _maker_of(name: str) -> str:

@@ -158,3 +158,18 @@ def test_nobody_looks_into_memory_as_into_files(store: Store) -> None:
     record = add_memory(store, below=add_snapshot(store).layers)
     with pytest.raises(ConfigError, match="memory"), browsing(store, record.snapshot_id):
         pass
+
+
+def test_prune_tells_what_memory_it_frees(store: Store) -> None:
+    first, second = (add_memory(store, below=add_snapshot(store).layers) for _ in range(2))
+    own = store.memory_path(first.snapshot_id) / "ram.0"
+    own.write_bytes(os.urandom(1 << 20))
+    os.link(own, store.memory_path(second.snapshot_id) / "ram.0")
+    one = prune(store, KeepRules(last=1), dry_run=True)
+    assert first.snapshot_id in one.deleted
+    assert 0 < one.memory_bytes < 1 << 20, "the other snapshot has the pages too"
+    both = prune(store, KeepRules(last=0), dry_run=True)
+    assert {first.snapshot_id, second.snapshot_id} <= set(both.deleted)
+    assert 1 << 20 <= both.memory_bytes < 2 << 20
+    assert prune(store, KeepRules(last=0)).memory_bytes == both.memory_bytes
+    assert list(store.home.memory.iterdir()) == []
