@@ -7,6 +7,9 @@
  *  agent=N, qmp=N  numbers that it gets the two sockets as (16 to 63)
  *  pass=N ...      descriptors of this process that it keeps (16 to 63)
  *  uid=N, gid=N    whom it runs as
+ *  file_bytes=N    no file grows beyond that by it
+ *  walls=1         all that is mounted it sees read-only; it shares no IPC, and
+ *                  with net=none no network, with this process
  *  generation=N    what the guest is told by RESET
  * FRAME_LAUNCHED, then FRAME_READY or an ERROR frame go to PLAN_FD, whose end
  * is the owner's end. Listens on `sock`, `control` and, for the machine, on
@@ -14,16 +17,20 @@
 #define _GNU_SOURCE
 #include "keep.h"
 #include "faces.h"
+#include "overlay.h"
 #include "place.h"
 #include "wf.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -125,6 +132,28 @@ static void take_user(const struct plan *plan)
 		die("keep: becoming user %u, group %u", uid, gid);
 }
 
+/* Whoever takes the machine's program over has its descriptors, and should have
+ * nothing else to write to or to speak to. */
+static void take_walls(const struct plan *plan)
+{
+	struct rlimit files;
+	int spaces = CLONE_NEWNS | CLONE_NEWIPC;
+
+	files.rlim_cur = files.rlim_max = plan_number(plan, "file_bytes", RLIM_INFINITY);
+	if (files.rlim_max != RLIM_INFINITY && setrlimit(RLIMIT_FSIZE, &files) < 0)
+		die("keep: the limit of a file");
+	if (!plan_is(plan, "walls", "1"))
+		return;
+	if (plan_is(plan, "net", "none"))
+		spaces |= CLONE_NEWNET;
+	if (unshare(spaces) < 0)
+		die("keep: namespaces of the machine's own");
+	/* What is unmounted elsewhere is unmounted here too. */
+	if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0 ||
+	    wf_mount_setattr(AT_FDCWD, "/", AT_RECURSIVE, MOUNT_ATTR_RDONLY, 0) < 0)
+		die("keep: mounts that the machine cannot write to");
+}
+
 /* In the child. Errors go to the owner as the parent's would. */
 static _Noreturn void become_machine(const struct plan *plan, const int *join_fds, int n_join,
 				     int agent, int qmp, int words, pid_t parent)
@@ -154,6 +183,7 @@ static _Noreturn void become_machine(const struct plan *plan, const int *join_fd
 	if (setsid() < 0)
 		die("keep: a session of its own");
 	pass_descriptors(plan, agent, qmp, words);
+	take_walls(plan);
 	take_user(plan);
 	/* Only behind the change of user, which undoes it. */
 	if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0)

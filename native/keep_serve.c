@@ -17,6 +17,7 @@ enum {
 	FRAME_ERROR_TYPE = 106,
 	LAST_BYTES_MS = 500,
 	REFUSED_PAUSE_MS = 20,
+	WORDS_TURNS = 64, /* what a pipe holds */
 };
 
 static uint64_t accept_ms; /* no new connection before: out of descriptors */
@@ -33,12 +34,13 @@ static void tell_owner(int32_t error, const char *what, const char *detail, size
 	report(FRAME_ERROR_TYPE, payload, 8 + length);
 }
 
-/* Keeps the last of what the machine's program said. */
+/* Keeps the last of what the machine's program said. Not for as long as there
+ * is something: one that never stops talking would have this hear nobody else. */
 static void hear_words(void)
 {
 	char block[1024];
-	ssize_t n;
-	while ((n = read(keep.stderr_fd, block, sizeof block)) > 0) {
+	ssize_t n = 1;
+	for (int turn = 0; turn < WORDS_TURNS && (n = read(keep.stderr_fd, block, sizeof block)) > 0; turn++) {
 		size_t got = (size_t)n, room = sizeof keep.last_words - keep.n_last_words;
 		if (got > room) {
 			size_t drop = got - room;

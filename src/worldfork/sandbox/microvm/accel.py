@@ -21,6 +21,7 @@ from worldfork.sandbox.microvm.guest_image import GuestImage
 from worldfork.sandbox.microvm.machine import QEMU, TCG_CPU, Accel, Boot, Machine
 from worldfork.sandbox.microvm.ram import new_ram
 from worldfork.sandbox.microvm.wire import HEADER, Kind
+from worldfork.sandbox.namespace import natural_form
 
 ALLOW_TCG = "WORLDFORK_ALLOW_TCG"
 QEMU_REMEDY = "sudo apt-get install --no-install-recommends qemu-system-x86"
@@ -33,6 +34,7 @@ _VERSION = re.compile(r"version (\d+)\.(\d+)(?:\.(\d+))?")
 _GREETING = HEADER.pack(4, Kind.RESET, 0) + (1).to_bytes(4, "little")
 _CACHE = "accel.json"
 _WORDS = 300
+_ANYBODY, _GROUP = 0o006, 0o060
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,8 @@ def decide(
         trial = _trial(qemu, "KVM was not wanted")
     elif not os.access(device, os.R_OK | os.W_OK):
         trial = _trial(qemu, f"{device} is not there or not open to this user")
+    elif natural_form() == "trusted" and kvm_group(device) == 0:
+        trial = _trial(qemu, f"{device} is open to root alone, and no machine runs as root: give it to a group kvm")
     else:
         trial = _cached(images, qemu) or _keep(images, _trial(qemu, attempt()))
     if trial.booted:
@@ -138,6 +142,17 @@ def decide(
             reason=trial.reason,
         )
     return Decision("tcg", "none (tcg)", trial.reason)
+
+
+def kvm_group(device: Path = Path("/dev/kvm")) -> int | None:
+    """Return the group that a user of no other rights needs for KVM: None for none, 0 where it takes root."""
+    try:
+        info = os.stat(device)
+    except OSError:
+        return None
+    if info.st_mode & _ANYBODY == _ANYBODY:
+        return None
+    return info.st_gid if info.st_mode & _GROUP == _GROUP else 0
 
 
 def boot_under_kvm(qemu: Qemu, image: GuestImage, limit_s: float = _TRIAL_S) -> str:

@@ -18,7 +18,9 @@ from worldfork.core.errors import LaunchFailed, SandboxError
 from worldfork.core.ids import content_id
 from worldfork.sandbox import wire as sandbox_wire
 from worldfork.sandbox.microvm import wire
+from worldfork.sandbox.microvm.accel import kvm_group
 from worldfork.sandbox.microvm.control import exactly
+from worldfork.sandbox.microvm.machine import Accel
 from worldfork.sandbox.namespace import natural_form
 from worldfork.sandbox.program import encode_plan, spawn
 from worldfork.sandbox.remedies import explain
@@ -183,15 +185,23 @@ def _failure(number: int, text: str) -> SandboxError:
     return LaunchFailed(f"the machine ended while it started: {words or 'QEMU said nothing'}", step="machine")
 
 
-def own_user(sandbox_id: str) -> list[tuple[str, str]]:
-    """Return the items by which a machine runs as a user that is nobody else; none where this process may not do so.
+def walls(sandbox_id: str, accel: Accel, *, network: bool) -> list[tuple[str, str]]:
+    """Return the items that leave a machine nothing but its descriptors; none where this process may not do so.
 
-    The ids lie where no distribution gives any out, so that a guest that breaks out of QEMU meets nothing of its own.
+    It runs as a user that is nobody else, whose id lies where no distribution gives any out, and can write to no file
+    system: a guest that breaks out of QEMU meets nothing of its own.
+
+    Args:
+        sandbox_id: of the machine's sandbox.
+        accel: what runs its instructions.
+        network: whether QEMU speaks over this host's network for its guest.
     """
     if natural_form() != "trusted":
         return []
     number = _FIRST_USER + int(content_id(sandbox_id.encode())[:7], 16)
-    return [("uid", str(number)), ("gid", str(number))]
+    group = kvm_group() if accel == "kvm" else None
+    net = "host" if network else "none"
+    return [("uid", str(number)), ("gid", str(group or number)), ("walls", "1"), ("net", net)]
 
 
 def base_items(sandbox_id: str, run: Path, lock: str) -> list[tuple[str, str]]:

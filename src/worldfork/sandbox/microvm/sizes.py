@@ -10,6 +10,7 @@ from worldfork.core.errors import ConfigError, OutOfSpace
 from worldfork.records.sandbox import Limits, SandboxFacts
 from worldfork.sandbox.cgroups import CgroupLayout
 from worldfork.sandbox.driver import StartPlan
+from worldfork.sandbox.microvm.blank import scratch_mib
 from worldfork.sandbox.microvm.machine import Network
 from worldfork.sandbox.microvm.manifest import Build, Saved
 from worldfork.sandbox.microvm.ram import available_bytes
@@ -25,6 +26,8 @@ _UNLIMITED_MIB: Final = 4096
 _STEP_MIB: Final = 64
 _QEMU_THREADS: Final = 128
 _MIB: Final = 1 << 20
+_FILE_BEYOND_BYTES: Final = 64 << 20
+"""What tells a disk's file what lies where in it, and the state of devices beside a memory, take less."""
 
 
 def machine_size(limits: Limits) -> tuple[int, int]:
@@ -44,6 +47,15 @@ def group_items(layout: CgroupLayout, facts: SandboxFacts, build: Build) -> list
     # this one alone. The kernel counts both to who comes first.
     memory_mib = 2 * build.ram_bytes // _MIB + QEMU_MIB
     return layout.items(facts.sandbox_id, Limits(facts.limits.cpus, memory_mib, None, _QEMU_THREADS + build.vcpus))
+
+
+def file_bytes(limits: Limits, build: Build) -> int:
+    """Return how large a file can get that QEMU writes, at most.
+
+    Its disks look larger than they may get, and a guest that was broken into could fill them.
+    """
+    largest = max(scratch_mib(limits.disk_mb) * _MIB, build.ram_bytes)
+    return largest + largest // 64 + _FILE_BEYOND_BYTES
 
 
 def behind_card(saved: Saved, plan: StartPlan) -> Network:

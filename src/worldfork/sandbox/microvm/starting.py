@@ -31,9 +31,10 @@ from worldfork.sandbox.microvm.disks import (
     write_top,
 )
 from worldfork.sandbox.microvm.host import Host, plug
-from worldfork.sandbox.microvm.keep import RAM_FD, STATE_FD, Kept, base_items, new_generation, own_user, start_keep
+from worldfork.sandbox.microvm.keep import RAM_FD, STATE_FD, Kept, base_items, new_generation, start_keep, walls
 from worldfork.sandbox.microvm.machine import Network, Restore
 from worldfork.sandbox.microvm.manifest import DiskChain, Running, Saved, open_state, write_running
+from worldfork.sandbox.microvm.sizes import file_bytes
 from worldfork.sandbox.microvm.template import continue_from
 from worldfork.sandbox.microvm.wire import Op, Target
 from worldfork.sandbox.program import encode_plan
@@ -98,7 +99,8 @@ def restore(
         if facts.timeout_s:
             items.append(("lifetime_ms", str(int(facts.timeout_s * 1000))))
         fds = {RAM_FD: origin.ram_fd, STATE_FD: state, **numbers}
-        items += [*cgroups, *own_user(facts.sandbox_id)]
+        items += [*cgroups, ("file_bytes", str(file_bytes(facts.limits, saved.build)))]
+        items += walls(facts.sandbox_id, saved.build.accel, network=origin.network == "host")
         return start_keep(items, machine.arguments(), fds, generation), generation
     finally:
         for fd in (state, *opened.values()):

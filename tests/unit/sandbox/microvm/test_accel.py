@@ -30,7 +30,8 @@ class Attempt:
 
 @pytest.fixture
 def device(tmp_path: Path) -> Path:
-    (tmp_path / "kvm").touch()
+    (tmp_path / "kvm").touch(0o666)
+    (tmp_path / "kvm").chmod(0o666)
     return tmp_path / "kvm"
 
 

@@ -26,7 +26,7 @@ from worldfork.sandbox.microvm.accel import Decision, Qemu
 from worldfork.sandbox.microvm.driver import MicrovmDriver
 from worldfork.sandbox.microvm.guest_image import GuestImage
 from worldfork.sandbox.microvm.host import Host, file_mark
-from worldfork.sandbox.microvm.keep import own_user
+from worldfork.sandbox.microvm.keep import walls
 from worldfork.sandbox.microvm.starting import Origin
 
 
@@ -79,11 +79,11 @@ def test_qemu_is_limited_by_what_its_guest_may_take(plan: StartPlan, tmp_path: P
 
 def test_every_machine_of_root_has_a_user_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worldfork.sandbox.microvm.keep.natural_form", lambda: "trusted")
-    users = {own_user(f"sb-{number}")[0][1] for number in range(100)}
+    users = {walls(f"sb-{number}", "tcg", network=False)[0][1] for number in range(100)}
     assert len(users) == 100
     assert all(0x6000_0000 <= int(user) < 0x7000_0000 for user in users)
     monkeypatch.setattr("worldfork.sandbox.microvm.keep.natural_form", lambda: "user")
-    assert own_user("sb-1") == []
+    assert walls("sb-1", "tcg", network=False) == []
 
 
 def test_the_userland_of_this_machine_is_refused(driver: MicrovmDriver, plan: StartPlan) -> None:
