@@ -21,7 +21,9 @@ from pathlib import Path
 
 from worldfork.lineage.place import drop_spares
 
-ALONE = os.environ.get("CI") == "true" and "WORLDFORK_TEST_BESIDE" not in os.environ
+BESIDE = "WORLDFORK_TEST_BESIDE" in os.environ
+"""Whether scripts/test runs another stage now; it looks itself for what nobody knows of when all are over."""
+ALONE = os.environ.get("CI") == "true" and not BESIDE
 """Whether what only the whole machine can tell is looked at, where no other run is seen on it."""
 
 MARK_NAME = "WORLDFORK_TEST_RUN"
@@ -82,7 +84,7 @@ def look(home: Path) -> Look:
         processes={key: words for key, (_, words) in processes.items()},
         mounts=_mounts(),
         cgroups=cgroups,
-        doubtful_cgroups=doubtful,
+        doubtful_cgroups={} if BESIDE else doubtful,
         dying_cgroups=_dying_cgroups() if ALONE and not _others(ours) else {},
         net_namespaces=_net_namespaces(ours),
         shared_memory=_shared_memory(ours),

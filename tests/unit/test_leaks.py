@@ -179,6 +179,7 @@ def test_an_empty_cgroup_of_a_sandbox_of_this_home_is_named(tmp_path: Path, hier
 def test_an_empty_cgroup_of_nobody_is_named_if_it_stays(
     tmp_path: Path, hierarchy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(leaks, "BESIDE", False)
     before = leaks.look(tmp_path)
     with planted_group(hierarchy, new_id("sb")) as planted:
         assert left(before, tmp_path) == []
@@ -256,6 +257,17 @@ def test_what_the_page_cache_keeps_is_no_leak(tmp_path: Path, monkeypatch: pytes
     before = leaks.Look(**{**vars(first), "dying_cgroups": {"planted": 1}})
     left = leaks.wait_until_clean(before, tmp_path, deadline_s=0.3)
     assert bool(left) is (held_by == "somebody")
+
+
+def test_what_nobody_knows_of_is_not_looked_for_where_a_stage_runs_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaks, "_cgroups", lambda home, ours: ({"known": "known"}, {"doubtful": "doubtful"}))
+    for beside in (True, False):
+        monkeypatch.setattr(leaks, "BESIDE", beside)
+        seen = leaks.look(tmp_path)
+        assert seen.cgroups.keys() == {"known"}
+        assert ("doubtful" in seen.doubtful_cgroups) is not beside
 
 
 def test_removed_cgroups_are_not_counted_where_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
