@@ -70,6 +70,7 @@ class MicrovmDriver:
         self._standby = Standby(images)
         self._starting = 0
         self._counting = threading.Lock()
+        self._copying: dict[str, asyncio.Future[int | None]] = {}
 
     def capabilities(self) -> Capabilities:
         """Return what this driver can do here."""
@@ -180,15 +181,28 @@ class MicrovmDriver:
         del connection, idle
         run = Path(facts.run)
         below = read_running(run).below
-        return await copy_disk(
-            run,
-            inside.UPPER,
-            target,
-            facts.form,
-            below=Path(below) if below else None,
-            # Its disk holds no more; a guest that was broken into might send for ever.
-            limit_bytes=(scratch_mib(facts.limits.disk_mb) << 20) + _SENT_BEYOND_BYTES,
+        copying = asyncio.ensure_future(
+            copy_disk(
+                run,
+                inside.UPPER,
+                target,
+                facts.form,
+                below=Path(below) if below else None,
+                # Its disk holds no more; a guest that was broken into might send for ever.
+                limit_bytes=(scratch_mib(facts.limits.disk_mb) << 20) + _SENT_BEYOND_BYTES,
+            )
         )
+        self._copying[facts.sandbox_id] = copying
+        try:
+            return await copying
+        finally:
+            del self._copying[facts.sandbox_id]
+
+    def stop_copying(self, facts: SandboxFacts) -> None:
+        """Cancel a `copy_disk` that is under way, in the loop that it runs in: a guest may be as slow as it likes."""
+        copying = self._copying.get(facts.sandbox_id)
+        if copying is not None:
+            copying.cancel()
 
     async def costs(self, facts: SandboxFacts) -> Costs:
         """Return what checkpoints of a running sandbox would take; see `costs.costs`."""
