@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,8 +14,12 @@ import pytest
 from tests.unit.native import keeping
 from tests.unit.native.conftest import start_keep
 from tests.unit.native.keeping import Keep, Start, gone
+from tests.unit.sandbox.microvm import stand_ins
 
+from worldfork.sandbox.cgroups import detect_layout, remove_groups
 from worldfork.sandbox.microvm import wire
+from worldfork.sandbox.microvm.ending import end_machine
+from worldfork.sandbox.microvm.manifest import Running, write_running
 from worldfork.sandbox.microvm.wire import Kind, Op
 
 __all__ = ["start_keep"]
@@ -128,3 +133,41 @@ def test_a_killed_keep_takes_it_along(start_keep: Start) -> None:
     os.kill(keep.pid, signal.SIGKILL)
     assert keep.code() == -signal.SIGKILL
     assert gone(keep.machine)
+
+
+def known(keep: Keep, pid: int) -> str:
+    write_running(keep.run, Running(pid, 18, str(keep.run), 5, "none", stand_ins.BUILD, ((), (), ())))
+    return str(keep.run)
+
+
+@pytest.mark.parametrize("how", ["loud", "deaf", "half"])
+def test_who_did_not_start_it_can_end_it_though_its_guest_does_nothing(start_keep: Start, how: str) -> None:
+    keep = begun(start_keep, how)
+    assert keep.frame()[0] == wire.READY
+    end_machine(known(keep, keep.machine))
+    assert keep.code() == wire.KeepEnd.MACHINE
+    assert gone(keep.machine)
+
+
+def test_a_process_that_is_no_machine_of_this_keep_is_left_alone(start_keep: Start) -> None:
+    keep = begun(start_keep, "early")
+    assert keep.frame()[0] == wire.READY
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        end_machine(known(keep, other.pid))
+        other.communicate(b"\n", timeout=20)
+        assert other.returncode == 0
+    assert keep.control().ask(Op.STATS).body == b"true"
+
+
+@pytest.mark.root
+def test_one_that_outlives_its_keep_goes_with_its_groups() -> None:
+    layout = detect_layout()
+    if not layout.limited:
+        pytest.skip("this machine gives out no groups")
+    groups = layout.directories("sb-outlives")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as left:
+        for group in groups:
+            Path(group).mkdir()
+            Path(group, "cgroup.procs").write_text(str(left.pid), encoding="ascii")
+        assert remove_groups(groups) == []
+        assert left.wait(20) == -signal.SIGKILL

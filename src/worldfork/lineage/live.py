@@ -299,6 +299,20 @@ class Live:
             self.place.dispose(self.facts)
 
     async def _ask_to_end(self) -> None:
+        if self.place.disk_on_host(self.facts):
+            await self._shut_down()
+            return
+        try:
+            async with asyncio.timeout(_EXIT_S):
+                await self._shut_down()
+                await self.wait_ended()
+        except TimeoutError:
+            # A guest that was broken into ends nothing.
+            from worldfork.sandbox.microvm.ending import end_machine
+
+            await self.place.work(lambda: end_machine(self.facts.run))
+
+    async def _shut_down(self) -> None:
         with contextlib.suppress(SandboxError):
             connection = self._connections.mine()
             if connection is None or connection.closed.is_set():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -153,7 +154,10 @@ def thaw_groups(directories: Iterable[str]) -> None:
 
 
 def remove_groups(directories: Iterable[str]) -> list[str]:
-    """Remove a sandbox's groups once its processes are gone; return those that would not go.
+    """Remove the groups of a sandbox that has ended; return those that would not go.
+
+    What is still in one is killed: the first process of a pid namespace takes all others with it, but a machine's QEMU
+    is only told to go with its keep, and may be in the hands of its guest.
 
     On version 1 the memory that a group's dead processes leave charged keeps the kernel's side of a removed
     group alive, so it is let go first.
@@ -186,6 +190,13 @@ def _pause() -> None:
     select.select([], [], [], _PAUSE_S)
 
 
+def _kill_rest(directory: str) -> None:
+    with contextlib.suppress(OSError):
+        for pid in Path(directory, "cgroup.procs").read_text(encoding="ascii").split():
+            with contextlib.suppress(OSError):
+                os.kill(int(pid), signal.SIGKILL)
+
+
 def _remove_group(directory: str, deadline: float) -> bool:
     while True:
         try:
@@ -195,6 +206,7 @@ def _remove_group(directory: str, deadline: float) -> bool:
         except OSError:
             if time.monotonic() > deadline:
                 return False
+            _kill_rest(directory)
             _pause()
         else:
             return True
