@@ -34,7 +34,7 @@ from worldfork.sandbox.microvm.memories import Memories
 from worldfork.sandbox.microvm.saving import MemorySaved, save_memory
 from worldfork.sandbox.microvm.sizes import behind_card, check_memory, group_items
 from worldfork.sandbox.microvm.sizes import machine_size as machine_size
-from worldfork.sandbox.microvm.standby import Standby, enter_groups, kind_of, settle
+from worldfork.sandbox.microvm.standby import Kind, Standby, Waiting, bring_up, enter_groups, kind_of, put_away, settle
 from worldfork.sandbox.microvm.starting import Origin
 from worldfork.sandbox.microvm.template import ensure_template
 from worldfork.sandbox.namespace import natural_form
@@ -136,12 +136,12 @@ class MicrovmDriver:
         try:
             origin = await self._origin(host, plan)
             try:
-                kept, generation, waits = self._begun(host, plan, origin)
+                kept, generation, stopped = await self._begun(host, plan, origin)
             finally:
                 os.close(origin.ram_fd)
             try:
                 async with asyncio.timeout(START_S):
-                    connection = await self._come_up(kept, plan, host, origin, generation, waits)
+                    connection = await self._come_up(kept, plan, host, origin, generation, stopped)
             except BaseException as error:
                 told = await _failed(kept, plan, error)
                 if told is error:
@@ -254,26 +254,37 @@ class MicrovmDriver:
             self._starting += change
             return self._starting
 
-    def _begun(self, host: Host, plan: StartPlan, origin: Origin) -> tuple[Kept, int, bool]:
+    async def _begun(self, host: Host, plan: StartPlan, origin: Origin) -> tuple[Kept, int, bool]:
         """Take the machine that waits, or start one; return its keep, the generation of its wire, and which it is."""
-        waiting = self._standby.take(kind_of(plan, origin))
+        kind = kind_of(plan, origin)
+        waiting = await self._coming(kind) if self._standby.comes(kind) else self._standby.take(kind)
         if waiting is not None:
             if settle(waiting, plan):
                 return waiting.kept, waiting.generation, True
             self._standby.useless = True
         return *starting.restore(host, plan, origin, group_items(self.layout, plan.facts, origin.saved.build)), False
 
+    async def _coming(self, kind: Kind | None) -> Waiting | None:
+        """Wait for the machine that is being begun; a caller who is cancelled gives it back."""
+        task = asyncio.ensure_future(in_thread(self._standby.take, kind))
+        try:
+            return await to_its_end(task)
+        except asyncio.CancelledError:
+            if task.done() and not task.cancelled() and task.exception() is None and (waiting := task.result()):
+                await in_thread(put_away, waiting)
+            raise
+
     async def _come_up(
-        self, kept: Kept, plan: StartPlan, host: Host, origin: Origin, generation: int, waits: bool
+        self, kept: Kept, plan: StartPlan, host: Host, origin: Origin, generation: int, stopped: bool
     ) -> Connection:
         """Do what `starting.come_up` does; a machine that waited enters the sandbox's groups meanwhile."""
-        await kept.launched()
-        if not waits:
+        if not stopped:
+            await kept.launched()
             return await starting.come_up(kept, plan, host, origin, generation)
         items = group_items(self.layout, plan.facts, origin.saved.build)
         entering = asyncio.ensure_future(in_thread(enter_groups, items, kept.qemu_pid, plan.facts.sandbox_id))
         try:
-            connection = await starting.come_up(kept, plan, host, origin, generation, waits=True)
+            connection = await starting.come_up(kept, plan, host, origin, generation, stopped=True)
         except BaseException:
             await to_its_end(asyncio.gather(entering, return_exceptions=True))
             raise
@@ -294,9 +305,11 @@ class MicrovmDriver:
             memory = self._memories.lend(origin.directory, origin.saved)
             try:
                 # It enters groups when it is taken: those of its sandbox.
-                return starting.restore(host, planned, replace(origin, ram_fd=memory), [], waits=True)
+                kept, generation = starting.restore(host, planned, replace(origin, ram_fd=memory), [], waits=True)
             finally:
                 os.close(memory)
+            bring_up(kept, Path(planned.facts.run), generation, origin)
+            return kept, generation
 
         try:
             self._standby.stock(kind, plan, begin)

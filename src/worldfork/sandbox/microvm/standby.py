@@ -1,11 +1,13 @@
-"""One machine begun beforehand: its QEMU has started and waits, so that the next one of its kind finds that done.
+"""One machine begun beforehand, so that the next one of its kind finds that done.
 
-QEMU takes longer to start than a guest to go on. The one that waits has a directory and a lock of its own; they become
-those of the sandbox that takes it, which is a matter of names. It is in no group until then.
+It has gone on from its memory until its guest answered, and was stopped there: most of what a start takes goes before
+that. It has a directory and a lock of its own; they become those of the sandbox that takes it, which is a matter of
+names. It is in no group until then.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -16,18 +18,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from worldfork.core.errors import WorldforkError
+from worldfork.core.errors import LaunchFailed, WorldforkError
 from worldfork.core.remove import remove_tree
 from worldfork.sandbox.driver import StartPlan
-from worldfork.sandbox.microvm.keep import Kept, is_readable
+from worldfork.sandbox.microvm import qmp
+from worldfork.sandbox.microvm.control import control
+from worldfork.sandbox.microvm.keep import STATE_FD, Kept, is_readable
 from worldfork.sandbox.microvm.manifest import MANIFEST, DiskChain
-from worldfork.sandbox.microvm.starting import Origin
+from worldfork.sandbox.microvm.starting import Origin, resume
+from worldfork.sandbox.microvm.template import continue_from
 from worldfork.sandbox.remedies import explain
 
 _PREFIX: Final = ".standby-"
 _LOCK: Final = "lock"
 _YOUNG_S: Final = 60.0
 """So long nobody takes a place without a lock for one that was left behind."""
+_BEGIN_S: Final = 10.0
+"""So long one may take until it waits, and so long others wait for that."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,8 @@ class Waiting:
 
 
 Begin = Callable[[StartPlan], tuple[Kept, int]]
-"""Starts a machine that waits, from a plan in which it is a sandbox of its own; returns its generation too."""
+"""Starts a machine and brings it to where it waits (`bring_up`), from a plan in which it is a sandbox of its own;
+returns its generation too. Blocking."""
 
 
 def kind_of(plan: StartPlan, origin: Origin) -> Kind | None:
@@ -78,8 +86,12 @@ class Standby:
 
     def __init__(self, top: Path) -> None:
         self._top = top
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._waiting: Waiting | None = None
+        self._begun: Kind | None = None
+        """Of the one that is being begun."""
+        self._awaited = False
+        """Whether somebody waits for that one."""
         self._since_s = 0.0
         self._tidied = False
         self.useless = False
@@ -91,52 +103,68 @@ class Standby:
         Raises:
             WorldforkError, OSError: it cannot be begun.
         """
-        if self.useless:
-            return
-        with self._lock:
-            if self._waiting is not None and self._waiting.kind == kind:
+        with self._changed:
+            if self.useless or self._begun is not None or (self._waiting is not None and self._waiting.kind == kind):
                 return
             self._put_down()
+            self._begun = kind
+        waiting = None
+        try:
             self._tidy()
-            name = f"{_PREFIX.lstrip('.')}{os.urandom(8).hex()}"
-            place = self._top / f".{name}"
-            place.mkdir(mode=0o700)
-            facts = replace(plan.facts, sandbox_id=name, run=str(place), cgroups=())
-            try:
-                kept, generation = begin(replace(plan, facts=facts, lock=str(place / _LOCK)))
-            except BaseException:
-                remove_tree(place)
-                raise
-            self._waiting = Waiting(kind, kept, place, generation)
-            self._since_s = time.monotonic()
+            waiting = self._begin(kind, plan, begin)
+        finally:
+            with self._changed:
+                self._waiting, self._since_s = waiting, time.monotonic()
+                self._begun, self._awaited = None, False
+                self._changed.notify_all()
+
+    def _begin(self, kind: Kind, plan: StartPlan, begin: Begin) -> Waiting:
+        name = f"{_PREFIX.lstrip('.')}{os.urandom(8).hex()}"
+        place = self._top / f".{name}"
+        place.mkdir(mode=0o700)
+        facts = replace(plan.facts, sandbox_id=name, run=str(place), cgroups=())
+        try:
+            kept, generation = begin(replace(plan, facts=facts, lock=str(place / _LOCK)))
+        except BaseException:
+            remove_tree(place)
+            raise
+        return Waiting(kind, kept, place, generation)
+
+    def comes(self, kind: Kind | None) -> bool:
+        """Whether one of this kind is being begun that nobody waits for: `take` does."""
+        with self._changed:
+            return kind is not None and self._begun == kind and not self._awaited
 
     def take(self, kind: Kind | None) -> Waiting | None:
-        """Hand out the machine that waits, if it is of this kind and has not ended; then `settle` it."""
-        if kind is None or not self._lock.acquire(blocking=False):
-            return None  # or it would be waited for that one is begun
-        try:
-            if self._waiting is None or self._waiting.kind != kind:
+        """Hand out the machine that waits, if it is of this kind and has not ended; then `settle` it.
+
+        Blocking where `comes`: that one is there sooner than another could be.
+        """
+        with self._changed:
+            if self.comes(kind):
+                self._awaited = True
+                self._changed.wait_for(lambda: self._begun is None, _BEGIN_S)
+            if kind is None or self._waiting is None or self._waiting.kind != kind:
                 return None
-            if _has_ended(self._waiting.kept.pid):
-                self._put_down()
-                return None
-            if not is_readable(self._waiting.kept.sock.fileno()):
-                return None  # its keep has not come so far as to say a word
             waiting, self._waiting = self._waiting, None
-            return waiting
-        finally:
-            self._lock.release()
+        if _has_ended(waiting.kept.pid):
+            put_away(waiting)
+            return None
+        return waiting
 
     def drop(self, unused_s: float) -> bool:
         """End the one that waits if it has done so for `unused_s`; return whether one remains. Blocking."""
-        with self._lock:
+        with self._changed:
+            if not unused_s:
+                self._changed.wait_for(lambda: self._begun is None, _BEGIN_S)
             if self._waiting is not None and time.monotonic() - self._since_s >= unused_s:
                 self._put_down()
-            return self._waiting is not None
+            return self._waiting is not None or self._begun is not None
 
     def forget(self) -> None:
         """In a forked child: close our copies of what is the parent's."""
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._begun, self._awaited = None, False
         if self._waiting is not None:
             fd = self._waiting.kept.let_go()
             if fd >= 0:
@@ -157,6 +185,34 @@ class Standby:
             with contextlib.suppress(OSError, WorldforkError):
                 if _is_left(left):
                     remove_tree(left)
+
+
+def bring_up(kept: Kept, run: Path, generation: int, origin: Origin) -> None:
+    """Let a machine that waits for orders go on until its guest is no twin of another, and stop it there. Blocking.
+
+    Its guest has randomness of its own from here on; it gets its names from whoever takes it.
+
+    Raises:
+        LaunchFailed: it does not come so far; it is ended.
+    """
+    try:
+        asyncio.run(_bring_up(kept, run, generation, origin))
+    except BaseException as error:
+        kept.put_down()
+        if isinstance(error, TimeoutError):
+            raise LaunchFailed(f"a machine did not go on within {_BEGIN_S:g} s", step="standby") from error
+        raise
+
+
+async def _bring_up(kept: Kept, run: Path, generation: int, origin: Origin) -> None:
+    async with asyncio.timeout(_BEGIN_S):
+        await kept.launched()
+        async with qmp.connect(run / "qmp") as monitor:
+            await continue_from(monitor, STATE_FD, origin.saved.saved_by)
+            await kept.ready()
+            async with control(run) as guest:
+                await resume(guest, generation)
+            await monitor.execute("stop")
 
 
 def settle(waiting: Waiting, plan: StartPlan) -> bool:

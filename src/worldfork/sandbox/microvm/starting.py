@@ -108,7 +108,7 @@ def restore(
 
 
 async def come_up(
-    kept: Kept, plan: StartPlan, host: Host, origin: Origin, generation: int, *, waits: bool = False
+    kept: Kept, plan: StartPlan, host: Host, origin: Origin, generation: int, *, stopped: bool = False
 ) -> Connection:
     """Wait for a restored guest, make it this sandbox's own, and connect to the init inside.
 
@@ -118,7 +118,7 @@ async def come_up(
         host: this machine.
         origin: what it goes on from.
         generation: of its wire.
-        waits: whether it has yet to be told to go on.
+        stopped: whether its guest has answered before, and stands still since.
 
     Raises:
         LaunchFailed, OutOfSpace: with what QEMU or the guest said.
@@ -126,11 +126,15 @@ async def come_up(
     """
     run = Path(plan.facts.run)
     write_running(run, _running(kept, plan, host, origin, generation))
-    if origin.saved.saved_by == "migration" or waits:
+    if stopped:
+        async with qmp.connect(run / "qmp") as monitor:
+            await monitor.execute("cont")
+    elif origin.saved.saved_by == "migration":
         async with qmp.connect(run / "qmp") as monitor:
             await continue_from(monitor, STATE_FD, origin.saved.saved_by)
     async with control(run) as guest:
-        await kept.ready()
+        if not stopped:
+            await kept.ready()
         if plan.memory is not None:
             return await _enter_fork(guest, plan, generation)
         await resume(guest, generation)

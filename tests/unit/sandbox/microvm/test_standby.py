@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +25,7 @@ from worldfork.sandbox.driver import StartPlan
 from worldfork.sandbox.microvm.control import control
 from worldfork.sandbox.microvm.keep import Kept, base_items, start_keep
 from worldfork.sandbox.microvm.manifest import DiskFile, write_saved
-from worldfork.sandbox.microvm.standby import Kind, Standby, Waiting, enter_groups, kind_of, settle
+from worldfork.sandbox.microvm.standby import Kind, Standby, Waiting, enter_groups, kind_of, put_away, settle
 from worldfork.sandbox.microvm.starting import Origin
 from worldfork.sandbox.microvm.wire import Op
 
@@ -131,6 +132,45 @@ def test_it_rests_only_so_long(standby: Standby, wanted: StartPlan, kind: Kind, 
     standby.stock(kind, wanted, begin)
     assert standby.drop(60.0)
     assert not standby.drop(0.0)
+    assert standby.take(kind) is None
+    assert list(top.iterdir()) == []
+
+
+def test_who_comes_while_one_is_begun_gets_that_one(standby: Standby, wanted: StartPlan, kind: Kind) -> None:
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def slowly(planned: StartPlan) -> tuple[Kept, int]:
+        begun = begin(planned)
+        reached.set()
+        assert goes_on.wait(20)
+        return begun
+
+    found: list[Waiting | None] = []
+    making = threading.Thread(target=standby.stock, args=(kind, wanted, slowly))
+    taking = threading.Thread(target=lambda: found.append(standby.take(kind)))
+    making.start()
+    assert reached.wait(20)
+    assert standby.comes(kind)
+    assert not standby.comes(replace(kind, cpus=3.0))
+    taking.start()
+    while standby.comes(kind):
+        time.sleep(0.001)
+    assert standby.take(kind) is None, "one alone waits for it"
+    assert standby.drop(60.0), "one that is begun counts"
+    goes_on.set()
+    taking.join()
+    making.join()
+    assert found[0] is not None
+    put_away(found[0])
+
+
+def test_one_that_cannot_be_begun_holds_nobody_up(standby: Standby, wanted: StartPlan, kind: Kind, top: Path) -> None:
+    def fails(planned: StartPlan) -> tuple[Kept, int]:
+        raise LaunchFailed("it cannot")
+
+    with pytest.raises(LaunchFailed):
+        standby.stock(kind, wanted, fails)
+    assert not standby.comes(kind)
     assert standby.take(kind) is None
     assert list(top.iterdir()) == []
 
