@@ -235,6 +235,24 @@ def test_what_rests_goes_on_as_it_was(machine: Callable[..., Sandbox], started: 
     assert left.isdisjoint({snapshot_id, second})
 
 
+def test_what_was_resumed_and_died_leaves_the_state_that_it_rested_in(
+    machine: Callable[..., Sandbox], started: list[Sandbox]
+) -> None:
+    box = machine()
+    said(box, "echo kept > /srv/f")
+    snapshot_id = box.suspend()
+    again = Sandbox.resume(box.sandbox_id)
+    os.kill(read_running(place().home.run / box.sandbox_id).qemu_pid, signal.SIGKILL)
+    with pytest.raises(SandboxDied):
+        again.run("true")
+    again.terminate()
+    [fork] = Sandbox.fork_snapshot(snapshot_id).unwrap()
+    started.append(fork)
+    assert said(fork, "cat /srv/f") == "kept\n"
+    fork.terminate()
+    Sandbox.delete_snapshot(snapshot_id)
+
+
 def test_a_sandbox_whose_process_was_killed_leaves_nothing(base: str) -> None:
     program = (
         "import sys; from worldfork import Sandbox\n"

@@ -235,7 +235,7 @@ class Live:
             _is_readable(self._pidfd, _EXIT_S)
         self._close_descriptors()
         with contextlib.suppress(WorldforkError, OSError):
-            self.place.dispose(self.facts)
+            self._dispose()
         self.place.tidy_soon()
 
     async def wait_ended(self) -> None:
@@ -296,7 +296,15 @@ class Live:
 
     def _clear_away(self) -> None:
         if not self._is_taken_elsewhere():
-            self.place.dispose(self.facts)
+            self._dispose()
+
+    def _dispose(self) -> None:
+        """Clear away what it leaves; the snapshot that it was resumed from only if somebody wished its end."""
+        gone = self.place.dispose(self.facts)
+        if gone and self.facts.resumed and self._death is not None and self._death.cause is DeathCause.ENDED:
+            from worldfork.lineage.suspending import drop_resumed
+
+            drop_resumed(self.place, self.facts)
 
     async def _ask_to_end(self) -> None:
         if self.place.disk_on_host(self.facts):

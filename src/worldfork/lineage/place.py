@@ -185,9 +185,7 @@ class Place:
         return self._synchroniser.under_way(snapshot_id)
 
     def dispose(self, facts: SandboxFacts) -> bool:
-        """Clear away what a dead sandbox leaves: cgroups, directory, leases, a snapshot that was its own alone.
-
-        Idempotent; blocking.
+        """Clear away what a dead sandbox leaves: cgroups, directory, leases. Idempotent; blocking.
 
         Returns:
             False where cgroups would not go: its lease stays, so that the next sweep tries again.
@@ -199,10 +197,6 @@ class Place:
         self._trash_run(facts.sandbox_id)
         if not stuck:
             self.store.release([facts.sandbox_id])
-            if facts.resumed:
-                from worldfork.lineage.suspending import drop_resumed
-
-                drop_resumed(self, facts)
         return not stuck
 
     def tidy_soon(self) -> None:

@@ -41,7 +41,7 @@ async def suspend(
 
 
 async def resume(place: Place, wanted: str, *, detached: bool | None = None) -> Live:
-    """Let a suspended sandbox go on, under its own id, name and seed; its snapshot goes when it ends.
+    """Let a suspended sandbox go on, under its own id, name and seed; its snapshot goes when somebody ends it.
 
     Several processes that ask at the same time start it once.
 
@@ -113,7 +113,7 @@ def _expect_resting(place: Place, found: Suspended) -> None:
     except NotFound:
         return
     # Of a start that was killed half-way; its directory would be in the way.
-    place.dispose(replace(SandboxFacts.from_json(stale.facts), resumed=False))
+    place.dispose(SandboxFacts.from_json(stale.facts))
 
 
 def find_suspended(place: Place, wanted: str) -> Suspended:

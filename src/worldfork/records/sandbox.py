@@ -134,7 +134,7 @@ class SandboxFacts:
     woken: bool = False
     """Whether it went on where its snapshot's memory stopped; else it started from the disk alone."""
     resumed: bool = False
-    """Whether it had been suspended: its snapshot is its own and goes with it."""
+    """Whether it had been suspended: its snapshot is its own and goes once somebody ends it."""
 
     def to_json(self) -> str:
         """Return one line of JSON."""
