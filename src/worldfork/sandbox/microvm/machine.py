@@ -47,6 +47,8 @@ _QUIET = (
     "psi=0",
     "numa_balancing=disable",
     "rcupdate.rcu_cpu_stall_suppress=1",
+    # A guest's groups limit memory, processors and processes; the others would be asked at every start and end of one.
+    "cgroup_disable=io,cpuset,perf_event,hugetlb,rdma,misc,net_cls,net_prio,cpuacct,devices",
     # A sandbox has walls of its own; of the others programs may use these.
     "lsm=landlock,yama",
     # Of a large page all would be a fork's own as soon as it writes a byte.

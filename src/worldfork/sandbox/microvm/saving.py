@@ -96,10 +96,11 @@ async def save_memory(
     async with control(run) as client, connect(run / MONITOR) as monitor:
         with _Saver(run, target, client, monitor) as saver:
             await _look(client)
-            await saver.prepare()
             if drop_outside:
                 await close_outside(client)
             before = await ask_outside(client)
+            # The guest comes to rest meanwhile: what it has under way, each fork would have to end.
+            await saver.prepare()
             await to_its_end(saver.pause())
             after = await ask_outside(client)
             saved = await to_its_end(asyncio.to_thread(saver.write, dict(facts or {})))

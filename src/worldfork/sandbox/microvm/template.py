@@ -137,6 +137,8 @@ async def _save(part: Path) -> SavedBy:
                 *(("mkdir", path) for path in (inside.BASE, inside.LAYERS, inside.SCRATCH, inside.LINKS)),
                 ("write", f"{inside.CGROUPS}/cgroup.subtree_control\t+memory +pids +cpu"),
                 *_quick_disks(),
+                # A thread would look twice a second for memory to move together.
+                ("write", "/proc/sys/vm/compaction_proactiveness\t0"),
                 # What the kernel read of the disks while it looked for partitions is not what the next one finds there.
                 ("drop", "1"),
             ),
