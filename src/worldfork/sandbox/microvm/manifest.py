@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import blake3
 
@@ -25,6 +25,8 @@ FORMAT = 1
 REMEDY = "remove this snapshot; it cannot be restored"
 
 _BLOCK_BYTES = 1 << 20
+_RAM_BYTES_MAX = 1 << 46
+_VCPUS_MAX = 4096
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,60}", re.ASCII)
 DiskFormat = Literal["raw", "qcow2"]
 
@@ -124,16 +126,16 @@ def read_saved(directory: Path) -> Saved:
                 f"{directory} has format {data['format']}", remedy="use the version of Worldfork that wrote it"
             )
         saved = Saved(
-            build=Build(**data["build"]),
-            saved_by=data["saved_by"],
+            build=_build(data["build"]),
+            saved_by=_one_of(data["saved_by"], get_args(SavedBy)),
             ram=tuple(data["ram"]),
             disks=_chains(data["disks"]),
-            facts=data["facts"],
+            facts=dict(data["facts"]),
             state_digest=data["state_digest"],
         )
         names = [*saved.ram, *(file.path for chain in saved.disks for file in chain)]
         own = bool(saved.ram and saved.disks) and all(_NAME.fullmatch(name) for name in names)
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, ValueError):
         raise _damaged(directory, "its manifest lacks a part") from None
     if not own:
         raise _damaged(directory, "its manifest names files that cannot be its own")
@@ -201,7 +203,7 @@ def read_running(run: Path) -> Running:
             memory=data["memory"],
             generation=data["generation"],
             isolation=data["isolation"],
-            build=Build(**data["build"]),
+            build=_build(data["build"]),
             disks=_chains(data["disks"]),
             network=data["network"],
             below=data["below"],
@@ -217,8 +219,28 @@ def _write(path: Path, data: dict[str, Any]) -> None:
         part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
+def _build(data: dict[str, Any]) -> Build:
+    build = Build(**data)
+    words, numbers = (build.qemu, build.cpu, build.image), (build.ram_bytes, build.vcpus)
+    if not all(type(word) is str for word in words) or not all(type(number) is int for number in numbers):
+        raise TypeError
+    _one_of(build.accel, get_args(Accel))
+    if not 0 < build.ram_bytes <= _RAM_BYTES_MAX or not 0 < build.vcpus <= _VCPUS_MAX:
+        raise ValueError
+    return build
+
+
 def _chains(data: list[list[dict[str, Any]]]) -> tuple[DiskChain, ...]:
-    return tuple(tuple(DiskFile(**file) for file in chain) for chain in data)
+    chains = tuple(tuple(DiskFile(**file) for file in chain) for chain in data)
+    for file in (file for chain in chains for file in chain):
+        _one_of(file.format, get_args(DiskFormat))
+    return chains
+
+
+def _one_of(word: Any, words: tuple[Any, ...]) -> Any:
+    if word not in words:
+        raise ValueError
+    return word
 
 
 def _damaged(directory: Path, what: str) -> Corrupt:

@@ -130,8 +130,13 @@ def assemble(files: Sequence[Path], ram_bytes: int) -> int:
             for path in files:
                 lay_pages(path, memory)
         seal(fd)
-    except BaseException:
+    except BaseException as error:
         os.close(fd)
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            raise OutOfSpace(
+                f"a saved memory of {ram_bytes} bytes has no room on this host", remedy="end other sandboxes first",
+                scope="host",
+            ) from error  # fmt: skip
         raise
     return fd
 
