@@ -186,7 +186,7 @@ def test_it_ends_after_its_time(sandboxes: Sandboxes, pace: Pace) -> None:
 
 @pytest.mark.behaviour("lifetime-6")
 def test_a_detached_one_ends_after_its_time_with_nobody_there(elsewhere: Elsewhere) -> None:
-    owner, sandbox_id = owned_elsewhere(elsewhere, "detached", "1.5", "exit")
+    owner, sandbox_id = owned_elsewhere(elsewhere, "detached", "3", "exit")
     owner.communicate(timeout=20)
     assert eventually(lambda: not listed(sandbox_id))
     place().sweep()

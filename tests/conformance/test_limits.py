@@ -191,7 +191,8 @@ def test_a_command_can_have_limits_of_its_own(box: Sandbox, pace: Pace) -> None:
     result = box.run("python", ["-c", "while True: pass"], rlimits=((resource.RLIMIT_CPU, 1, 1),), timeout=50)
     assert result.reason is CommandExitReason.SIGNALED
     assert result.signal in (signal.SIGXCPU, signal.SIGKILL)
-    assert 0.8 < result.cpu_s < pace.seconds(2)
+    # The kernel's limit counts by ticks.
+    assert 0.5 < result.cpu_s < pace.seconds(2)
 
 
 WITHOUT = """

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import Sequence
 
@@ -182,10 +183,11 @@ def test_an_adapter_that_blocks_the_loop_hangs_nobody(
 def test_an_interrupt_ends_what_was_started(bodies: dict[int, Check]) -> None:
     async def interrupted(trial: Trial) -> None:
         await trial.create()
-        _thread.interrupt_main()
+        # Unlike `interrupt_main` it wakes whoever waits for a lock.
+        os.kill(os.getpid(), signal.SIGINT)
         await asyncio.Event().wait()
 
-    bodies[1] = _make(interrupted)
+    bodies[1] = _make(interrupted, limit_s=60)
     paper = Paper()
     with pytest.raises(KeyboardInterrupt):
         run_checks(paper)
