@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests import machines as guests
 from tests.roots import make_small_root
 from tests.stories.id_ranges import FIRST
 
@@ -241,6 +242,17 @@ def test_programs_move_snapshots(person: Person) -> None:
     )  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
     assert (done.returncode, "workspace/d" in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(bool(guests.missing()), reason=guests.missing())
+def test_machines_have_the_same_ids(person: Person) -> None:
+    images = guests.prepare_images(person.directory / "images")
+    shutil.copytree(images / "kernels", person.home / "images" / "kernels", symlinks=True)
+    root = person.directory / "root"
+    make_small_root(root)
+    subprocess.run(["chown", "-R", f"{USER}:{USER}", person.home, root], check=True)
+    person.tells("machines", str(root), WORLDFORK_ALLOW_TCG="1")
 
 
 def test_maps_are_told_apart() -> None:

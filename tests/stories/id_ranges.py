@@ -309,6 +309,26 @@ def dies() -> None:
     time.sleep(1000)
 
 
+def machines(base: str) -> None:
+    """Files keep their owners from one driver to the other and back, and in a fork with memory."""
+    for first, second in (("namespace", "microvm"), ("microvm", "namespace")):
+        with Sandbox.create(base=f"dir:{base}", driver=first, network="none") as source:
+            said(source, "cd /workspace && touch mine given && chown 12:34 given && chmod 600 given")
+            snapshot = source.checkpoint()
+        with Sandbox.create(snapshot_id=snapshot.snapshot_id, driver=second) as there:
+            assert said(there, "cd /workspace && stat -c '%n %u:%g %a' given mine") == "given 12:34 600\nmine 0:0 644"
+            assert said(there, "id -u", user="12") == "12"
+            said(there, "cd /workspace && rm given && touch other && chown 77 other")
+            back = there.checkpoint()
+        with Sandbox.create(snapshot_id=back.snapshot_id, driver=first) as again:
+            assert said(again, "cd /workspace && stat -c '%n %u' *") == "mine 0\nother 77"
+    with Sandbox.create(base=f"dir:{base}", driver="microvm") as source:
+        said(source, "touch given && chown 12:34 given")
+        [fork] = source.fork(1, memory=True).unwrap()
+        assert said(fork, "stat -c '%u:%g' given") == "12:34"
+        ends(fork, source)
+
+
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "no cgroup of this host", RuntimeWarning)
     globals()[sys.argv[1]](*sys.argv[2:])
