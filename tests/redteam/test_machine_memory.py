@@ -43,20 +43,22 @@ def with_value(good: Any, place: Place, value: Any) -> Any:
     return copy
 
 
+def taken(fd: int) -> bytes:
+    try:
+        return os.pread(fd, 1 << 20, 0)
+    finally:
+        os.close(fd)
+
+
 def restored(directory: Path) -> tuple[bytes, bytes]:
     """Read all that a restore reads; return memory and state."""
     saved = manifest.read_saved(directory)
-    read = []
-    for fd in (
-        ram.assemble([directory / name for name in saved.ram], saved.build.ram_bytes),
-        manifest.open_state(directory, saved),
-    ):
-        read.append(os.pread(fd, 1 << 20, 0))
-        os.close(fd)
+    content = taken(ram.assemble([directory / name for name in saved.ram], saved.build.ram_bytes))
+    state = taken(manifest.open_state(directory, saved))
     for path, fd in open_chains(chains_in(directory, saved.disks)).items():
         os.close(fd)
         assert Path(path).resolve().parent == directory.resolve()
-    return read[0], read[1]
+    return content, state
 
 
 @pytest.fixture
