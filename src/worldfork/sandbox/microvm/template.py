@@ -137,8 +137,9 @@ async def _save(part: Path) -> SavedBy:
                 *(("mkdir", path) for path in (inside.BASE, inside.LAYERS, inside.SCRATCH, inside.LINKS)),
                 ("write", f"{inside.CGROUPS}/cgroup.subtree_control\t+memory +pids +cpu"),
                 *_quick_disks(),
-                # A thread would look twice a second for memory to move together.
+                # A thread would look twice a second for memory to move together, another one count each second.
                 ("write", "/proc/sys/vm/compaction_proactiveness\t0"),
+                ("write", "/proc/sys/vm/stat_interval\t60"),
                 # What the kernel read of the disks while it looked for partitions is not what the next one finds there.
                 ("drop", "1"),
             ),
