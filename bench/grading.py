@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.by_hand import run_group
 from bench.harness import Options, bar, figure, must, say, summary_ms
-from bench.rollouts_cpu import _by_hand, _Meter, _pytest_world
+from bench.rollouts_cpu import _Meter, _pytest_world
 
 ROUNDS, WARM_UP = 20, 2
 BAR = 1.5
@@ -44,7 +45,7 @@ class _Grading:
     def take(self, way: str) -> float:
         """Grade all candidates; wall seconds."""
         if way == "by_hand":
-            return _by_hand(self.task, self.candidates)
+            return run_group(self.task, self.candidates)
         began_s = time.perf_counter()
         asyncio.run(self._plain() if way == "plain" else self._hardened(way))
         return time.perf_counter() - began_s

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from bench.by_hand import ByHand
 from bench.harness import Options, Skip, bar, figure, own_memory_bytes, say, summary_ms
 from bench.leaks import footprint, kernel_group_counts, leak_check
 from bench.worlds import checked, library
@@ -23,7 +20,6 @@ GROUP, GROUPS = 8, 1000
 BLOCK = 10
 WARM_UP = 3
 BAR_CPU, BAR_MEMORY = 1.2, 0.05
-_PLUGINS = ("-p", "no:cacheprovider", "-p", "pytest_timeout")
 _HIERARCHY = Path("/sys/fs/cgroup/cpuacct")
 
 
@@ -41,6 +37,8 @@ class _Meter:
         )
         self._home = _HIERARCHY / own.split(":", 2)[2].lstrip("/") if own and _HIERARCHY.is_dir() else None
         self._groups: dict[str, Path] = {}
+        self.pids = [os.getpid()]
+        """Whose use is counted, with that of what they start."""
 
     @property
     def kind(self) -> str:
@@ -54,14 +52,18 @@ class _Meter:
             if name not in self._groups:
                 self._groups[name] = self._home / f"worldfork-bench-{name}-{os.getpid()}"
                 self._groups[name].mkdir()
-            (self._groups[name] / "cgroup.procs").write_text(str(os.getpid()))
+            self._move(self._groups[name])
         _settle()
         try:
             yield
         finally:
             if self._home is not None:
-                (self._home / "cgroup.procs").write_text(str(os.getpid()))
+                self._move(self._home)
             _settle()
+
+    def _move(self, group: Path) -> None:
+        for pid in self.pids:
+            (group / "cgroup.procs").write_text(str(pid))
 
     def used_s(self, name: str) -> float:
         """CPU seconds under `name`, those of the processes that ended included."""
@@ -94,28 +96,6 @@ def _machine_busy_s() -> float:
     return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 
 
-def _by_hand(task: Any, candidates: Sequence[Mapping[str, str]]) -> float:
-    """One pytest run a candidate in a fresh directory on the host, as many at a time as rollouts; wall seconds."""
-    start = time.perf_counter()
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as hands:
-        list(hands.map(lambda files: _one_by_hand(task, files), candidates))
-    return time.perf_counter() - start
-
-
-def _one_by_hand(task: Any, files: Mapping[str, str]) -> None:
-    # With the plugins of a grading and no others: those that this interpreter happens to have would cost the hand more.
-    variables = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    with tempfile.TemporaryDirectory() as place:
-        for path, text in {**task.files, **files, **task.hidden_tests}.items():
-            target = Path(place, path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text)
-        command = [sys.executable, "-m", "pytest", "-q", "--tb=no", *_PLUGINS, *task.test_args]
-        done = subprocess.run(command, cwd=place, env=variables, capture_output=True, timeout=120)
-    if done.returncode not in (0, 1, 2):  # passed, failed, or a candidate that cannot be imported
-        raise RuntimeError(f"pytest by hand gave {done.returncode}: {done.stdout.decode()[-500:]}")
-
-
 def _pytest_world(options: Options) -> Any:
     """A world whose pytest is the one that this interpreter has."""
     import importlib.metadata
@@ -139,7 +119,6 @@ def run(options: Options) -> dict[str, Any]:
     from worldfork.rollout.policies import CandidatesPolicy
 
     task, policy = demo_task(), CandidatesPolicy(demo_candidates())
-    candidates = list(demo_candidates().values())
     groups, block = options.samples(GROUPS, 4), options.samples(BLOCK, 2)
     meter = _Meter()
     memory: list[int] = []
@@ -159,7 +138,8 @@ def run(options: Options) -> dict[str, Any]:
     before, kernel = footprint(options.home / "home"), kernel_group_counts()
     memory.clear()
     walls["group"].clear()
-    try:
+    with ByHand() as hand, closing(meter):
+        meter.pids.append(hand.pid)
         for number in range(0, groups, block):
             for name in ("rollouts", "by_hand") if number // block % 2 == 0 else ("by_hand", "rollouts"):
                 busy = _machine_busy_s()
@@ -167,12 +147,10 @@ def run(options: Options) -> dict[str, Any]:
                     if name == "rollouts":
                         asyncio.run(groups_of_rollouts(block))
                     else:
-                        walls["by_hand_group"] += [_by_hand(task, candidates) for _ in range(block)]
+                        walls["by_hand_group"] += hand.run(block)
                 machine[name] += _machine_busy_s() - busy
             say(f"  {number + block} of {groups} groups")
         cpu = {name: meter.used_s(name) or machine[name] for name in machine}
-    finally:
-        meter.close()
     gc.collect()
     left = leak_check(options.home / "home", before)
     tenth = max(1, len(memory) // 10)

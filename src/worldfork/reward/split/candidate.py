@@ -7,16 +7,21 @@ nothing of tests, their names or what they expect.
 A frame is a length, a kind, the eight bytes that the answer must repeat, and one value.
 """
 
+from __future__ import annotations
+
 import importlib
 import os
 import struct
 import sys
-from typing import Any, NoReturn
 
 from worldfork.reward.split.decoding import Decoder
 from worldfork.reward.split.encoding import Encoder
 from worldfork.reward.split.likeness import marks, plain_part
 from worldfork.reward.split.values import Malformed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # loading it takes longer than most candidates run
+    from typing import Any, NoReturn
 
 _MAX_HANDLES = 100_000
 _MAX_NAMES = 16
@@ -25,7 +30,7 @@ _MAX_NAMES = 16
 class Callback:
     """A function of the tests, called over there."""
 
-    def __init__(self, server: "Server", number: int) -> None:
+    def __init__(self, server: Server, number: int) -> None:
         self._server = server
         self._number = number
 

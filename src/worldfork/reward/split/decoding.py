@@ -1,11 +1,16 @@
 """Reading plain values from bytes."""
 
-import datetime
+from __future__ import annotations
+
 import struct
-from collections.abc import Callable, Iterable
-from typing import Any
 
 from worldfork.reward.split.values import Malformed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # loading these takes longer than most candidates run
+    import datetime
+    from collections.abc import Callable, Iterable
+    from typing import Any
 
 _U32 = struct.Struct("<I")
 _F64 = struct.Struct("<d")
@@ -119,25 +124,45 @@ class Decoder:
 
         return Fraction(*self.exact(2, int))
 
+    def date(self) -> datetime.date:
+        """Read a day."""
+        import datetime
+
+        return datetime.date(*self.exact(3, int))
+
+    def span(self) -> datetime.timedelta:
+        """Read a difference of times."""
+        import datetime
+
+        return datetime.timedelta(*self.exact(3, int))
+
     def moment(self) -> datetime.datetime:
         """Read a date with a time."""
+        import datetime
+
         year, month, day, hour, minute, second, microsecond, fold, zone = parts = self.several(9)
         _check_clock(parts)
         return datetime.datetime(year, month, day, hour, minute, second, microsecond, zone, fold=fold)
 
     def clock_time(self) -> datetime.time:
         """Read a time of day."""
+        import datetime
+
         hour, minute, second, microsecond, fold, zone = parts = self.several(6)
         _check_clock(parts)
         return datetime.time(hour, minute, second, microsecond, zone, fold=fold)
 
     def zone(self) -> datetime.timezone:
         """Read a fixed offset."""
+        import datetime
+
         offset, name = self.exact(2, datetime.timedelta, str)
         return datetime.timezone(offset, name)
 
 
 def _check_clock(parts: list[Any]) -> None:
+    import datetime
+
     *numbers, zone = parts
     if any(type(number) is not int for number in numbers) or type(zone) not in (type(None), datetime.timezone):
         raise TypeError("a part of another type")
@@ -164,10 +189,10 @@ _READERS: dict[int, Callable[[Decoder], Any]] = {
     b"I"[0]: lambda decoder: iter(decoder.several(decoder.number())),
     b"q"[0]: Decoder.fraction,
     b"j"[0]: lambda decoder: range(*decoder.exact(3, int)),
-    b"Y"[0]: lambda decoder: datetime.date(*decoder.exact(3, int)),
+    b"Y"[0]: Decoder.date,
     b"M"[0]: Decoder.moment,
     b"H"[0]: Decoder.clock_time,
-    b"W"[0]: lambda decoder: datetime.timedelta(*decoder.exact(3, int)),
+    b"W"[0]: Decoder.span,
     b"Z"[0]: Decoder.zone,
     b"k"[0]: lambda decoder: decoder.special("k"),
     b"p"[0]: lambda decoder: decoder.special("p"),

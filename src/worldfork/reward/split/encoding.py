@@ -1,12 +1,17 @@
 """Writing plain values as bytes."""
 
-import datetime
+from __future__ import annotations
+
 import struct
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any
 
 from worldfork.reward.split.values import MAX_DEPTH, MAX_FRAME_BYTES, MAX_VALUES, Malformed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # loading these takes longer than most candidates run
+    import datetime
+    from collections.abc import Callable, Iterable
+    from typing import Any
 
 _U32 = struct.Struct("<I")
 _F64 = struct.Struct("<d")
@@ -26,7 +31,7 @@ class Encoder:
 
     def __init__(
         self,
-        other: Callable[["Encoder", Any, int], bool],
+        other: Callable[[Encoder, Any, int], bool],
         known: Iterable[Any] = (),
         *,
         max_bytes: int = MAX_FRAME_BYTES,
@@ -161,6 +166,10 @@ def _write_time(encoder: Encoder, v: datetime.time, depth: int) -> None:
     encoder.fixed(b"H", (v.hour, v.minute, v.second, v.microsecond, v.fold, v.tzinfo), depth)
 
 
+def _write_span(encoder: Encoder, v: datetime.timedelta, depth: int) -> None:
+    encoder.fixed(b"W", (v.days, v.seconds, v.microseconds), depth)
+
+
 def _write_timezone(encoder: Encoder, v: datetime.timezone, depth: int) -> None:
     encoder.fixed(b"Z", (v.utcoffset(None), v.tzname(None)), depth)
 
@@ -181,11 +190,6 @@ _WRITERS: dict[type, Callable[[Encoder, Any, int], None]] = {
     tuple: lambda encoder, value, depth: encoder.elements(b"t", value, depth),
     frozenset: lambda encoder, value, depth: encoder.elements(b"z", value, depth),
     range: lambda encoder, value, depth: encoder.fixed(b"j", (value.start, value.stop, value.step), depth),
-    datetime.date: lambda encoder, value, depth: encoder.fixed(b"Y", (value.year, value.month, value.day), depth),
-    datetime.datetime: _write_datetime,
-    datetime.time: _write_time,
-    datetime.timedelta: lambda encoder, v, depth: encoder.fixed(b"W", (v.days, v.seconds, v.microseconds), depth),
-    datetime.timezone: _write_timezone,
 }
 
 
@@ -201,4 +205,9 @@ def _late_writer(kind: type) -> Callable[[Encoder, Any, int], None] | None:
 _LATE: tuple[tuple[str, str, Callable[[Encoder, Any, int], None]], ...] = (
     ("decimal", "Decimal", lambda encoder, value, _depth: encoder.sized(b"c", str(value).encode("ascii"))),
     ("fractions", "Fraction", lambda encoder, v, depth: encoder.fixed(b"q", (v.numerator, v.denominator), depth)),
+    ("datetime", "date", lambda encoder, v, depth: encoder.fixed(b"Y", (v.year, v.month, v.day), depth)),
+    ("datetime", "datetime", _write_datetime),
+    ("datetime", "time", _write_time),
+    ("datetime", "timedelta", _write_span),
+    ("datetime", "timezone", _write_timezone),
 )

@@ -4,34 +4,39 @@ This runs in the candidate's fork and is told to the tests' side, which believes
 say.
 """
 
-import collections
-import datetime
-import sys
-from typing import Any
+from __future__ import annotations
 
-_BASES = (
-    *(int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset, memoryview),
-    *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta),
-    *(collections.UserList, collections.UserDict, collections.UserString),
-)
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # loading these takes longer than most candidates run
+    from collections.abc import Callable
+    from typing import Any
+
+_BASES = (int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset, memoryview)
 _SETS: tuple[type, ...] = (type({}.keys()), type({}.items()))
 _VIEWS: tuple[type, ...] = (*_SETS, type({}.values()))
 _LIBRARIES = frozenset(getattr(sys, "stdlib_module_names", ("builtins", "collections", "itertools")))
-_EXACT: dict[type, Any] = {
+_EXACT: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,
     str: str.__str__,
     memoryview: memoryview.tobytes,
-    datetime.datetime: lambda v: datetime.datetime(
+}
+_LATE: dict[tuple[str, str], Callable[[Any, Any], Any]] = {
+    ("datetime", "datetime"): lambda kind, v: kind(
         v.year, v.month, v.day, v.hour, v.minute, v.second, v.microsecond, v.tzinfo, fold=v.fold
     ),
-    datetime.date: lambda v: datetime.date(v.year, v.month, v.day),
-    datetime.time: lambda v: datetime.time(v.hour, v.minute, v.second, v.microsecond, v.tzinfo, fold=v.fold),
-    datetime.timedelta: lambda v: datetime.timedelta(v.days, v.seconds, v.microseconds),
-    collections.UserList: list,
-    collections.UserDict: dict,
-    collections.UserString: str,
+    ("datetime", "date"): lambda kind, v: kind(v.year, v.month, v.day),
+    ("datetime", "time"): lambda kind, v: kind(v.hour, v.minute, v.second, v.microsecond, v.tzinfo, fold=v.fold),
+    ("datetime", "timedelta"): lambda kind, v: kind(v.days, v.seconds, v.microseconds),
+    ("collections", "UserList"): lambda _, v: list(v),
+    ("collections", "UserDict"): lambda _, v: dict(v),
+    ("collections", "UserString"): lambda _, v: str(v),
+    ("decimal", "Decimal"): lambda kind, v: kind(v),
+    ("fractions", "Fraction"): lambda kind, v: kind(v),
 }
+"""Types of modules that take long to load, which are loaded where there are such values."""
 
 
 def _base(kind: type) -> Any:
@@ -40,9 +45,7 @@ def _base(kind: type) -> Any:
 
 
 def _late_bases() -> list[type]:
-    """Return those of modules that take long to load, where there may be such values."""
-    late = (("decimal", "Decimal"), ("fractions", "Fraction"))
-    return [getattr(sys.modules[module], name) for module, name in late if module in sys.modules]
+    return [getattr(sys.modules[module], name) for module, name in _LATE if module in sys.modules]
 
 
 def marks(kind: type, value: Any) -> list[str]:
@@ -54,7 +57,7 @@ def marks(kind: type, value: Any) -> list[str]:
         "<function>": callable(value),
         "<view>": kind in _VIEWS,
         "<set>": kind in _SETS,
-        "<elements>": kind is collections.deque or (kind.__module__, kind.__name__) == ("array", "array"),
+        "<elements>": (kind.__module__, kind.__name__) in (("collections", "deque"), ("array", "array")),
         "<iterable>": hasattr(kind, "__iter__"),
     }
     return [mark for mark, is_so in found.items() if is_so]
@@ -63,5 +66,7 @@ def marks(kind: type, value: Any) -> list[str]:
 def plain_part(value: Any) -> Any:
     """Return the plain value that an object is at its base, or that it equals."""
     base = _base(type(value)) or list
-    exact = _EXACT.get(base)
-    return exact(value) if exact else base(value)
+    if base in _EXACT:
+        return _EXACT[base](value)
+    late = _LATE.get((base.__module__, base.__name__))
+    return late(base, value) if late else base(value)

@@ -106,7 +106,7 @@ class Candidate:
         )
         stream = FrameStream(process)
         self._stream = stream
-        await process.write_stdin(_program())
+        await process.write_stdin(candidate_program())
         return stream
 
     async def end(self) -> None:
@@ -302,5 +302,6 @@ async def _settle(task: asyncio.Future[Any]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _program() -> bytes:
+def candidate_program() -> bytes:
+    """Return what the first lines of the candidate's program read."""
     return program_input(*VALUE_MODULES, "worldfork.reward.split.likeness", "worldfork.reward.split.candidate")
