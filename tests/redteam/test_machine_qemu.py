@@ -7,6 +7,7 @@ import contextlib
 import mmap
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,12 +20,15 @@ from hypothesis import strategies as st
 from tests.unit.sandbox.microvm import stand_ins
 from tests.unit.sandbox.microvm.stand_ins import STATE, StandIn
 
-from worldfork.core.errors import SandboxError, WorldforkError
-from worldfork.sandbox.microvm import manifest, qmp, ram, saving
+from worldfork.core.errors import Corrupt, SandboxError, WorldforkError
+from worldfork.sandbox.microvm import manifest, qcow2, qmp, ram, saving
 from worldfork.sandbox.microvm.connections import outside_connections
 from worldfork.sandbox.microvm.costs import costs
+from worldfork.sandbox.microvm.disks import DISK_BYTES
+from worldfork.sandbox.microvm.flatten import flatten
 from worldfork.sandbox.microvm.manifest import read_saved
 from worldfork.sandbox.microvm.pages import PAGE_BYTES
+from worldfork.sandbox.microvm.qcow2 import CLUSTER_BYTES
 from worldfork.sandbox.microvm.saving import save_memory
 
 pytestmark = pytest.mark.slow
@@ -175,6 +179,20 @@ def test_a_list_of_connections_is_one_or_nonsense(words: list[str]) -> None:
 def test_an_address_below_zero_is_nonsense() -> None:
     with pytest.raises(SandboxError, match="does not tell"):
         outside_connections(b"sl x\n0: -1234567:0016 0100007F:0016 01")
+
+
+def test_a_disk_that_shows_one_part_over_and_over_is_not_written_out(tmp_path: Path) -> None:
+    forged = tmp_path / "forged.qcow2"
+    qcow2.write_overlay(forged, DISK_BYTES, "")
+    with forged.open("r+b") as file:
+        table = file.seek(0, os.SEEK_END)
+        shown = struct.pack(">Q", table | 1 << 63)
+        file.write(shown * (CLUSTER_BYTES // 8))
+        file.seek(3 * CLUSTER_BYTES)
+        file.write(shown)
+    with pytest.raises(Corrupt, match="more than it holds"):
+        flatten(tmp_path / "whole.qcow2", [forged])
+    assert not (tmp_path / "whole.qcow2").exists()
 
 
 def test_costs_of_a_machine_that_has_other_memory_are_not_told(machine: StandIn) -> None:

@@ -91,6 +91,8 @@ class _Reader:
     def clusters(self) -> Iterator[tuple[int, int]]:
         """Yield (number in the disk, offset in the file) of each cluster that this file has; 0 for one of zeros."""
         last = -(-self.size_bytes // CLUSTER_BYTES)
+        # A part that is shown over and over would make a small file a large one.
+        left = -(-self._file_bytes // CLUSTER_BYTES)
         for number, entry in enumerate(self._table(self._first, self._maps)):
             place = entry & _OFFSET
             if not place:
@@ -104,6 +106,9 @@ class _Reader:
                 cluster = number * _ENTRIES + index
                 if cluster >= last or offset % CLUSTER_BYTES or offset >= self._file_bytes:
                     raise self.damaged("a part of it lies outside of it")
+                left -= not word & _ZERO
+                if left < 0:
+                    raise self.damaged("it shows more than it holds")
                 yield cluster, 0 if word & _ZERO else offset
 
     def _table(self, at: int, count: int) -> tuple[int, ...]:
