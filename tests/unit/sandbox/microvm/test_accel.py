@@ -58,6 +58,24 @@ def test_an_open_device_proves_nothing(tmp_path: Path, device: Path) -> None:
     assert attempt.made == 1
 
 
+@pytest.mark.parametrize(("mode", "needed"), [(0o666, None), (0o660, "its own"), (0o640, 0), (0o600, 0)])
+def test_who_may_use_kvm_besides_root_is_looked_at(device: Path, mode: int, needed: int | str | None) -> None:
+    device.chmod(mode)
+    group = device.stat().st_gid if needed == "its own" else needed
+    assert accel.kvm_group(device) == group
+
+
+def test_kvm_that_is_open_to_root_alone_is_none_for_machines_of_root(
+    tmp_path: Path, device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device.chmod(0o600)
+    attempt = Attempt("")
+    monkeypatch.setattr(accel, "natural_form", lambda: "trusted")
+    assert "root alone" in accel.decide(tmp_path, QEMU, allow_tcg=True, attempt=attempt, device=device).reason
+    monkeypatch.setattr(accel, "natural_form", lambda: "user")
+    assert accel.decide(tmp_path, QEMU, allow_tcg=True, attempt=attempt, device=device).accel == "kvm"
+
+
 def test_tcg_wants_consent(tmp_path: Path, device: Path) -> None:
     with pytest.raises(DriverUnavailable, match="did not boot") as caught:
         accel.decide(tmp_path, QEMU, allow_tcg=False, attempt=Attempt("a guest did not boot"), device=device)
