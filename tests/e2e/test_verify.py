@@ -166,7 +166,7 @@ def test_the_verb() -> None:
     done = _verify("--adapter", "tests.faulty:Short", "--only", "15")
     assert done.returncode == 1
     assert "18432 arrived" in done.stdout
-    assert "1 checks in" in done.stdout
+    assert "1 check in" in done.stdout
     for wrong in (("--only", "30"), ("--only", "x"), ("--driver", "nothing"), ("--adapter", "nothing")):
         assert _verify(*wrong).returncode == 2, wrong
 

@@ -21,7 +21,8 @@ def summary(findings: Sequence[Finding]) -> str:
     count = {one: sum(each.outcome is one for each in findings) for one in Outcome}
     parts = [f"{count[Outcome.PASS]} passed", f"{count[Outcome.FAIL]} failed"]
     parts.append(f"{count[Outcome.NOT_APPLICABLE]} do not apply")
-    return f"{len(findings)} checks in {sum(each.took_s for each in findings):.0f} s: {', '.join(parts)}"
+    checks = "1 check" if len(findings) == 1 else f"{len(findings)} checks"
+    return f"{checks} in {sum(each.took_s for each in findings):.0f} s: {', '.join(parts)}"
 
 
 def shape(findings: Iterable[Finding]) -> list[dict[str, Any]]:
