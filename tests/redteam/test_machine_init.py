@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.sandbox.fake_init import FakeInit, connected, ending, output, run
+from tests.unit.sandbox.fake_init import SANDBOX_ID, FakeInit, connected, ending, hello, output, run
 
 from worldfork.core.errors import SandboxDied, WorldforkError
 from worldfork.sandbox import connection as connections
 from worldfork.sandbox import files, wire
 from worldfork.sandbox.command import CommandSpec
-from worldfork.sandbox.connection import Connection
+from worldfork.sandbox.connection import IN_MACHINE, Connection
 
 pytestmark = pytest.mark.slow
 
@@ -162,3 +163,42 @@ def test_answers_to_what_nobody_asked_and_second_answers_change_nothing() -> Non
             assert (await again).ok
 
     run(scenario())
+
+
+async def greeted() -> tuple[Connection, FakeInit]:
+    ours, theirs = socket.socketpair()
+    init = FakeInit(theirs)
+    await init.send(hello(sandbox_id=IN_MACHINE))
+    return await Connection.open(ours, sandbox_id=SANDBOX_ID), init
+
+
+def test_a_machine_that_hangs_is_noticed_by_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_PULSE_S", 0.02)
+    monkeypatch.setattr(connections, "_ANSWER_S", 0.1)
+
+    async def scenario() -> None:
+        connection, init = await greeted()
+        with pytest.raises(SandboxDied, match="did not answer"):
+            await connection.run(CommandSpec(("sleep",)))
+        init.close()
+
+    run(scenario(), timeout_s=10)
+
+
+def test_a_machine_whose_init_lives_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_PULSE_S", 0.02)
+
+    async def scenario() -> None:
+        connection, init = await greeted()
+        waiting = asyncio.ensure_future(connection.run(CommandSpec(("sleep",))))
+        channel = (await init.expect(wire.EXEC)).channel
+        for _ in range(3):
+            asked = (await init.expect(wire.INFO)).channel
+            await init.send(wire.frame(wire.REPLY, asked, struct.pack("<QIIIII", 1, 1, 1, 1, 0, 0)))
+        await init.started(channel)
+        await init.exited(channel)
+        assert (await waiting).ok
+        connection.close()
+        init.close()
+
+    run(scenario(), timeout_s=10)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
+import weakref
 from collections.abc import AsyncIterable, Callable
 from typing import Final, Self, TypeVar
 
@@ -25,6 +27,8 @@ _REAP_S: Final = 10.0
 _HELLO_S: Final = 10.0
 _ANSWER_S: Final = 180.0
 """How long init may take for an answer: mostly milliseconds, but a machine whose memory is being saved stands still."""
+_PULSE_S: Final = 60.0
+"""How long a machine in which something is under way may say nothing before it is asked whether it lives."""
 _OVERDUE_S: Final = 360.0
 """How long a command may outlive its time limit, which init keeps: one that waits for a hold to end starts late."""
 _HELLO: Final = struct.Struct("<HHI")
@@ -80,6 +84,9 @@ class Connection(Transport):
         if name not in (self.sandbox_id, IN_MACHINE):
             self._end(f"its socket now belongs to {name!r}")
             raise self.death()
+        if name == IN_MACHINE:
+            # Its kernel may hang, of which nothing else tells.
+            self._loop.call_later(_PULSE_S, _feel_pulse, weakref.ref(self), 0)
 
     async def start(self, spec: CommandSpec) -> Process:
         """Start a command; returns once it runs, or with a process that ended as `not_started`.
@@ -341,3 +348,24 @@ def _milliseconds(seconds: float) -> bytes:
 def _overdue_s(spec: CommandSpec) -> float | None:
     """Return when a command must have ended, whatever init says; None for one without a time limit."""
     return None if spec.timeout_s is None else spec.timeout_s + spec.drain_s + _OVERDUE_S
+
+
+def _feel_pulse(which: weakref.ref[Connection], read_before: int) -> None:
+    """Ask a machine that has said nothing of late, while somebody waits, whether it lives; do so again and again."""
+    connection = which()
+    if connection is None or connection.closed.is_set():
+        return
+    if not connection.idle and connection.reads == read_before:
+        asking = connection._loop.create_task(_ask(connection))
+        _asking.add(asking)
+        asking.add_done_callback(_asking.discard)
+    connection._loop.call_later(_PULSE_S, _feel_pulse, which, connection.reads)
+
+
+async def _ask(connection: Connection) -> None:
+    with contextlib.suppress(SandboxError):
+        await connection.info()
+
+
+_asking: set[asyncio.Task[None]] = set()
+"""Nothing else holds a task."""

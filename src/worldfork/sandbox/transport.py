@@ -68,6 +68,7 @@ class Transport:
         "descriptor_calls",
         "descriptors",
         "epitaph",
+        "reads",
         "sandbox_id",
     )
 
@@ -82,6 +83,8 @@ class Transport:
         self._last_channel = 0
         self._reader = wire.FrameReader()
         self._outgoing = bytearray()
+        self.reads = 0
+        """How often something came."""
         self.descriptor_calls = 0
         """Calls under way whose answer brings descriptors; without any, those that come are refused."""
         self.descriptors: list[int] = []
@@ -175,6 +178,7 @@ class Transport:
         if not data:
             self._end("its init ended or dropped the connection")
             return
+        self.reads += 1
         try:
             for kind, _flags, number, payload in self._reader.feed(data):
                 if not number and kind == wire.ERROR:
