@@ -152,6 +152,7 @@ def test_a_machine_is_prepared_and_what_it_cannot_do_is_told(some: Machines) -> 
     assert error_of(guest, Op.RESUME, b"short")[0] == "Invalid argument"
     assert guests.resume(guest, 2).error_number != 0, "that is another generation"
     assert guests.resume(guest, 1, ("hostname", "x")).error_number != 0, "there is no sandbox to name"
+    assert error_of(guest, Op.LOOK, wire.items(("program", "/x")))[0] == "No such process"
     assert guests.resume(guest, 1).error_number == 0
     guests.prepare(guest, ("like", f"{guests.BASE}/b\t{guests.SCRATCH}/u"))
     roots = [guest.export(path)[: guests.ROOT_BYTES] for path in (f"{guests.BASE}/b", f"{guests.SCRATCH}/u")]
@@ -217,9 +218,14 @@ def identity(name: str) -> list[tuple[str, str]]:
     return [("hostname", name), *(("idfile", f"{path}\t{text}") for path, text in files.items())]
 
 
-def test_forks_of_one_memory_are_others_than_their_siblings(some: Machines) -> None:
+@pytest.mark.parametrize("looked", [False, True], ids=["unlooked", "looked"])
+def test_forks_of_one_memory_are_others_than_their_siblings(some: Machines, looked: bool) -> None:
     source = launched(some)
     source.shell("setsid sh -c 'echo $$ > /alive; exec sleep 1000' > /dev/null 2>&1 & until [ -s /alive ]; do :; done")
+    if looked:
+        for _ in range(2):  # the second replaces the first
+            paths = [("idfile", path) for path in (*guests.IDENTITY, "/etc/nothing")]
+            source.done(Op.LOOK, wire.items(*paths, ("program", "/bin/sh"), ("program", "/nowhere/sh")))
     some.save(source)
     seen = []
     for generation in (11, 12, 13):
@@ -254,6 +260,20 @@ def test_an_identity_file_is_written_through_nothing_that_the_sandbox_has_plante
     )
     refused = guests.resume(guest, 1, ("idfile", "/etc/hosts"))
     assert (os.strerror(refused.error_number), refused.body) == ("Invalid argument", b"idfile=/etc/hosts")
+
+
+def test_what_was_looked_for_is_what_resume_changes(some: Machines) -> None:
+    guest = launched(some)
+    guest.done(Op.LOOK, wire.items(("idfile", "/etc/hostname"), ("idfile", "/etc/absent"), ("program", "/tool")))
+    guest.shell("mv /etc /old; mkdir /etc; echo mine > /etc/hostname; cp /bin/sh /tool; echo x > /etc/absent")
+    pairs = [("idfile", "/etc/hostname\tother\n"), ("idfile", "/etc/absent\ty\n"), ("program", "/tool")]
+    answer = guests.resume(guest, 1, *pairs, ("program", "/bin/sh"))
+    assert (answer.error_number, answer.body) == (0, b"/etc/absent\0/tool\0")
+    assert guest.shell("cat /etc/hostname /old/hostname /etc/absent") == "mine\nother\nx\n"
+    guest.done(Op.LOOK, wire.items(("program", "/tool")))
+    assert guests.resume(guest, 1, ("program", "/tool"), ("idfile", "/etc/hostname\tz\n")).body == b"/etc/hostname\0"
+    assert error_of(guest, Op.LOOK, wire.items(("mkdir", "/x"))) == ("Invalid argument", b"mkdir=/x")
+    assert error_of(guest, Op.LOOK, b"no item")[0] == "Invalid argument"
 
 
 @pytest.mark.parametrize("restored", [False, True], ids=["booted", "restored"])
