@@ -91,20 +91,33 @@ class Freezing(Handle):
                 record = await here.work(lambda: here.store.snapshot(record.snapshot_id))
         return snapshot_info(record, warnings=notes, pause_s=timing.pause_s, total_s=timing.total_s)
 
-    async def suspend(self, *, outside: str = "refuse", label: str | None = None) -> str:
+    async def suspend(
+        self,
+        wait: bool = True,
+        timeout: float = 300,
+        poll_interval: float = 1.0,
+        *,
+        outside: str = "refuse",
+        label: str | None = None,
+    ) -> str:
         """Save this machine with its memory and end it; return the id of the snapshot in which it rests.
 
         `AsyncSandbox.resume` lets it go on as it was.
 
         Args:
-            outside, label: as of `checkpoint`.
+            timeout: seconds to wait until it is saved; how long its end takes after that does not count.
+            wait, poll_interval, outside, label: as of `checkpoint`.
 
         Raises:
             NotCapturable: its driver cannot save memory, or connections leave it; it goes on then.
+            TimeoutError: it was not saved in time, and goes on.
         """
         from worldfork.lineage.suspending import suspend
 
-        return (await suspend(self._live, outside=outside, label=label)).snapshot_id
+        del wait, poll_interval
+        async with asyncio.timeout(timeout) as limit:
+            record = await suspend(self._live, outside=outside, label=label, ending=lambda: limit.reschedule(None))
+        return record.snapshot_id
 
     async def explain(self) -> CheckpointCosts:
         """Return what a checkpoint of either kind would take now: bytes, and how long the sandbox would stand still."""

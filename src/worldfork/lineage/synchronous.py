@@ -93,9 +93,9 @@ class Sandbox:
         """Return what a checkpoint of either kind would take now."""
         return through(self._inner.explain)
 
-    def suspend(self, **options: Any) -> str:
+    def suspend(self, wait: bool = True, timeout: float = 300, poll_interval: float = 1.0, **options: Any) -> str:
         """Save this machine with its memory and end it; return the id of the snapshot in which it rests."""
-        return through(self._inner.suspend, **options)
+        return through(self._inner.suspend, wait, timeout, poll_interval, **options)
 
     @classmethod
     def resume(cls, sandbox_id: str, **options: Any) -> Self:
