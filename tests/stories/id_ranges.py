@@ -314,6 +314,9 @@ def machines(base: str) -> None:
     for first, second in (("namespace", "microvm"), ("microvm", "namespace")):
         with Sandbox.create(base=f"dir:{base}", driver=first, network="none") as source:
             said(source, "cd /workspace && touch mine given && chown 12:34 given && chmod 600 given")
+            closed = "mkdir -m 700 /tmp/c && head -c 300000 /dev/urandom > /tmp/c/f && chown 12 /tmp/c"
+            said(source, closed)
+            assert source.explain().filesystem_bytes >= 300_000, first
             snapshot = source.checkpoint()
         with Sandbox.create(snapshot_id=snapshot.snapshot_id, driver=second) as there:
             assert said(there, "cd /workspace && stat -c '%n %u:%g %a' given mine") == "given 12:34 600\nmine 0:0 644"
