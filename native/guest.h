@@ -8,9 +8,12 @@
 
 enum { GUEST_WORKERS = 32, GUEST_PARKED = 64 };
 
+enum { PLAN_AT = 3 /* the first descriptor of a face, and what guest_fork keeps */ };
+
 struct worker {
 	pid_t pid;    /* 0: a free place */
-	uint32_t tag; /* of the SYNC that waits for it; 0 none */
+	uint16_t op;
+	uint32_t tag; /* of the request that waits for it; 0 none */
 };
 
 struct guest {
@@ -66,7 +69,7 @@ int guest_close_outside(uint32_t *closed);
 
 int guest_open(struct mux *mux, uint16_t target, const char *argument);
 /* A child with nothing of PID 1's but descriptors 0 to 2; its pid, or -1. */
-pid_t guest_fork(uint32_t tag, int keep_fd);
+pid_t guest_fork(uint16_t op, uint32_t tag, int keep_fd);
 void guest_reap(void);
 /* PID 1 of the sandbox as seen from here, or 0. */
 pid_t guest_sandbox(void);

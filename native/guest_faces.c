@@ -16,7 +16,6 @@
 #include <unistd.h>
 
 #define SANDBOX_SOCKET "/run/wf/sock"
-enum { PLAN_AT = 3, FIRST_AT = 4, SECOND_AT = 5 };
 
 static struct worker *find_worker(pid_t pid)
 {
@@ -26,7 +25,7 @@ static struct worker *find_worker(pid_t pid)
 	return NULL;
 }
 
-pid_t guest_fork(uint32_t tag, int keep_fd)
+pid_t guest_fork(uint16_t op, uint32_t tag, int keep_fd)
 {
 	struct worker *worker = find_worker(0);
 	sigset_t none;
@@ -36,7 +35,7 @@ pid_t guest_fork(uint32_t tag, int keep_fd)
 	}
 	pid_t pid = fork();
 	if (pid > 0)
-		*worker = (struct worker){.pid = pid, .tag = tag};
+		*worker = (struct worker){.pid = pid, .op = op, .tag = tag};
 	if (pid != 0)
 		return pid;
 	/* A copy of a stream would hide its end. */
@@ -92,7 +91,7 @@ void guest_reap(void)
 		struct worker *worker = find_worker(pid);
 		if (worker) {
 			if (worker->tag)
-				guest_answer(OP_SYNC, worker->tag, WIFEXITED(status) ? WEXITSTATUS(status) : EINTR,
+				guest_answer(worker->op, worker->tag, WIFEXITED(status) ? WEXITSTATUS(status) : EINTR,
 					     NULL, 0);
 			worker->pid = 0;
 			/* Looked for here, while nobody waits for it: a restored
@@ -195,7 +194,7 @@ static int start_export(const char *path)
 	int ends[2];
 	if (pair(ends) < 0)
 		return -1;
-	pid_t pid = guest_fork(0, ends[1]);
+	pid_t pid = guest_fork(0, 0, ends[1]);
 	if (pid == 0) {
 		int dir = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 		_exit(export_tree(dir, PLAN_AT) ? 1 : 0);

@@ -43,7 +43,7 @@
 #endif
 
 #define OWNER_PIDFD 4
-enum { PASS_FIRST = 16, PASS_LAST = 63, PARKED = 128, ARGS_MAX = 250 };
+enum { PASS_FIRST = 16, PASS_LAST = 63, PARKED = 128, ARGS_MAX = 250, TURN_NS = 100000000 };
 
 struct keep keep;
 
@@ -142,6 +142,9 @@ static void take_walls(const struct plan *plan)
 	files.rlim_cur = files.rlim_max = plan_number(plan, "file_bytes", RLIM_INFINITY);
 	if (files.rlim_max != RLIM_INFINITY && setrlimit(RLIMIT_FSIZE, &files) < 0)
 		die("keep: the limit of a file");
+	/* A core has the guest's memory in it. */
+	if (setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}) < 0)
+		die("keep: no cores");
 	if (!plan_is(plan, "walls", "1"))
 		return;
 	if (plan_is(plan, "net", "none"))
@@ -152,6 +155,25 @@ static void take_walls(const struct plan *plan)
 	if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0 ||
 	    wf_mount_setattr(AT_FDCWD, "/", AT_RECURSIVE, MOUNT_ATTR_RDONLY, 0) < 0)
 		die("keep: mounts that the machine cannot write to");
+}
+
+/* Many machines that come up at once take turns of this length where the kernel
+ * lets each have a length of its own (6.12 and newer, sched(7)): an interpreter
+ * that is put aside every few milliseconds finds its caches full of the others'. */
+static void take_long_turns(void)
+{
+	struct {
+		uint32_t size, policy;
+		uint64_t flags;
+		int32_t nice;
+		uint32_t priority;
+		uint64_t runtime_ns, deadline_ns, period_ns;
+	} wish = {.size = 48};
+
+	if (syscall(SYS_sched_getattr, 0, &wish, (unsigned)sizeof wish, 0) < 0 || wish.policy != 0)
+		return;
+	wish.runtime_ns = TURN_NS;
+	(void)syscall(SYS_sched_setattr, 0, &wish, 0);
 }
 
 /* In the child. Errors go to the owner as the parent's would. */
@@ -183,6 +205,7 @@ static _Noreturn void become_machine(const struct plan *plan, const int *join_fd
 	if (setsid() < 0)
 		die("keep: a session of its own");
 	pass_descriptors(plan, agent, qmp, words);
+	take_long_turns();
 	take_walls(plan);
 	take_user(plan);
 	/* Only behind the change of user, which undoes it. */

@@ -126,6 +126,7 @@ enum mux_op {
 	OP_ENDED = 7,
 	OP_CLOSE_OUTSIDE = 8,
 	OP_LOOK = 9,
+	OP_REHEARSE = 10,
 };
 
 struct export_head {

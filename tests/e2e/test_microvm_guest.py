@@ -276,6 +276,12 @@ def test_what_was_looked_for_is_what_resume_changes(some: Machines) -> None:
     assert error_of(guest, Op.LOOK, b"no item")[0] == "Invalid argument"
 
 
+def test_a_rehearsal_runs_a_program_and_leaves_nothing(some: Machines) -> None:
+    guest = some.boot()
+    for _ in range(40):  # more than there are places for children
+        guest.done(Op.REHEARSE)
+
+
 @pytest.mark.parametrize("restored", [False, True], ids=["booted", "restored"])
 def test_a_panic_is_an_end(some: Machines, restored: bool) -> None:
     guest = some.boot()

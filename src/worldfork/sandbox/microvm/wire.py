@@ -59,6 +59,7 @@ class Op(IntEnum):
     ENDED = 7
     CLOSE_OUTSIDE = 8
     LOOK = 9
+    REHEARSE = 10
 
 
 class KeepEnd(IntEnum):
