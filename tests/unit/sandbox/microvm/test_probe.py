@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.sandbox.microvm.test_initrd import module
 
-from worldfork.sandbox.microvm import guest_image, initrd, probe
+from worldfork.sandbox.microvm import accel, guest_image, initrd, probe
 from worldfork.sandbox.microvm.guest_image import KernelFiles
 from worldfork.sandbox.microvm.machine import QEMU
 from worldfork.sandbox.microvm.probe import probe_machines
@@ -73,7 +73,8 @@ def test_tcg_works_only_where_it_is_allowed(here: Here, monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(not Path("/dev/kvm").exists(), reason="needs a device whose guests can be played")
-def test_kvm_works_where_a_guest_booted(here: Here) -> None:
+def test_kvm_works_where_a_guest_booted(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accel, "kvm_group", lambda _device: 7)  # whoever may open it on this host
     here.install_qemu()
     here.keep_kernel()
     here.booted = ""
