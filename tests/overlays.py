@@ -132,6 +132,19 @@ class Stack:
         self.mounts.ask(self.point, unmount=True, describe=False)
 
 
+def _opened(path: Path) -> int:
+    """Open a file for reading, one that its owner has closed too: a machine's files are read by its root."""
+    mode = path.stat().st_mode
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:
+        path.chmod(mode | 0o400)
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            path.chmod(mode)
+
+
 class ExportingStack(Stack):
     """One whose copies are made of a tree that is written anew each time, as that of a machine."""
 
@@ -142,7 +155,7 @@ class ExportingStack(Stack):
             for found in walk(self.upper, self.form):
                 content = None
                 if found.entry.kind == "f" and not found.entry.link:
-                    content = os.open(self.upper / found.entry.path, os.O_RDONLY | os.O_CLOEXEC)
+                    content = _opened(self.upper / found.entry.path)
                 try:
                     writer.add(found.entry, content)
                 finally:

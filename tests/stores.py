@@ -54,9 +54,9 @@ def make_memory(path: Path, token: str, hole_bytes: int = 64 << 30) -> None:
     (path / "state").chmod(0o400)
 
 
-def add_memory(store: Store, *, below: tuple[str, ...] = (), **facts: object) -> SnapshotRecord:
+def add_memory(store: Store, *, below: tuple[str, ...] = (), form: str = "trusted", **facts: object) -> SnapshotRecord:
     """Publish a snapshot with memory on layers that are there; its file "state" holds its id."""
-    record = replace(record_of(below), kind="memory", facts={"memory": {"driver": "microvm"}, **facts})
+    record = replace(record_of(below, form=form), kind="memory", facts={"memory": {"driver": "microvm"}, **facts})
     try:
         make_memory(store.begin_memory(record.snapshot_id), record.snapshot_id)
         store.publish(record, ())

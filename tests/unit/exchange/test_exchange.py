@@ -68,7 +68,7 @@ def test_a_remote_that_takes_no_more_is_told_as_the_remote(store: Store, tmp_pat
 
 def test_what_cannot_be_pushed_makes_no_remote(store: Store, tmp_path: Path) -> None:
     first = add_tree(store, "files")
-    memory = add_memory(store, below=first.layers)
+    memory = add_memory(store, below=first.layers, form=FORM)
     for refused, unfit in ((ConfigError, memory.snapshot_id), (NotFound, new_id("sn"))):
         with pytest.raises(refused):
             push(store, [first.snapshot_id, unfit], str(tmp_path / "remote"))
