@@ -11,6 +11,7 @@ from typing import Any
 from tests.trees import FIRST, Manifest, Operation, Program, program
 
 from worldfork.content.layer import walk
+from worldfork.content.reached import Reached
 from worldfork.content.writing import Writer
 from worldfork.core.remove import remove_tree
 from worldfork.lineage.capture import Capture, copy_upper, is_untouched
@@ -132,30 +133,17 @@ class Stack:
         self.mounts.ask(self.point, unmount=True, describe=False)
 
 
-def _opened(path: Path) -> int:
-    """Open a file for reading, one that its owner has closed too: a machine's files are read by its root."""
-    mode = path.stat().st_mode
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except PermissionError:
-        path.chmod(mode | 0o400)
-        try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            path.chmod(mode)
-
-
 class ExportingStack(Stack):
     """One whose copies are made of a tree that is written anew each time, as that of a machine."""
 
     def _captured(self, target: Path, writable: Sequence[tuple[int, int]] | None) -> Capture:
         based = bool(self.last.entries)
         tree = self.directory / "exported" if based else target
-        with Writer(tree, self.form, made_here=True) as writer:
+        with Writer(tree, self.form, made_here=True) as writer, Reached(self.upper) as files:
             for found in walk(self.upper, self.form):
                 content = None
                 if found.entry.kind == "f" and not found.entry.link:
-                    content = _opened(self.upper / found.entry.path)
+                    content = files.open(found.entry.path)
                 try:
                     writer.add(found.entry, content)
                 finally:
