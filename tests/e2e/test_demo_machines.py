@@ -32,9 +32,11 @@ def demo(base: Path, **settings: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())
 def test_the_demo_in_machines(home: Path, tmp_path: Path) -> None:
-    images = machines.prepare_images(home / "images")
-    if images != home / "images" and not (home / "images").exists():
-        (home / "images").symlink_to(images)
+    images, own = machines.prepare_images(home / "images"), home / "images"
+    if images != own:
+        # Where the home has its directory already, what is in it stays, and the kernels are the shared ones.
+        images, own = (images / "kernels", own / "kernels") if own.exists() else (images, own)
+        own.symlink_to(images)
     # Without a registry the world is the standard library, made in a tenth of the time; all of it comes back as well.
     nothing = f"file://{tmp_path}/none"
     no_registry = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_EXTRA_INDEX_URL": nothing, "PIP_FIND_LINKS": nothing}
