@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import struct
-import sys
 
-from worldfork.reward.split.values import MAX_DEPTH, MAX_FRAME_BYTES, MAX_VALUES, Malformed
+from worldfork.reward.split.values import MAX_DEPTH, MAX_FRAME_BYTES, MAX_VALUES, Malformed, loaded_type
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # loading these takes longer than most candidates run
@@ -196,7 +195,7 @@ _WRITERS: dict[type, Callable[[Encoder, Any, int], None]] = {
 def _late_writer(kind: type) -> Callable[[Encoder, Any, int], None] | None:
     """Return what writes a type of a module that takes long to load, and that is loaded where there is such a value."""
     for module, name, writer in _LATE:
-        if kind.__module__ == module and kind is getattr(sys.modules.get(module), name, None):
+        if kind.__module__ == module and kind is loaded_type(module, name):
             _WRITERS[kind] = writer
             return writer
     return None

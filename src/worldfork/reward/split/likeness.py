@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 
+from worldfork.reward.split.values import loaded_type
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # loading these takes longer than most candidates run
     from collections.abc import Callable
@@ -45,7 +47,8 @@ def _base(kind: type) -> Any:
 
 
 def _late_bases() -> list[type]:
-    return [getattr(sys.modules[module], name) for module, name in _LATE if module in sys.modules]
+    found = (loaded_type(module, name) for module, name in _LATE)
+    return [each for each in found if isinstance(each, type)]
 
 
 def marks(kind: type, value: Any) -> list[str]:
@@ -57,7 +60,8 @@ def marks(kind: type, value: Any) -> list[str]:
         "<function>": callable(value),
         "<view>": kind in _VIEWS,
         "<set>": kind in _SETS,
-        "<elements>": (kind.__module__, kind.__name__) in (("collections", "deque"), ("array", "array")),
+        "<elements>": kind is loaded_type("collections", "deque")
+        or (kind.__module__, kind.__name__) == ("array", "array"),
         "<iterable>": hasattr(kind, "__iter__"),
     }
     return [mark for mark, is_so in found.items() if is_so]

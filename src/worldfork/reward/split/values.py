@@ -8,6 +8,7 @@ which they begin; `r` and a number is one that came before, so identity and cycl
 """
 
 import struct
+import sys
 
 MAX_FRAME_BYTES = 4 << 20
 MAX_VALUES = 100_000
@@ -43,6 +44,11 @@ FROM_TESTS_ONLY = frozenset(b"kpyn")
 
 class Malformed(Exception):
     """Bytes that are no value, or more than the limits allow."""
+
+
+def loaded_type(module: str, name: str) -> object:
+    """Return a type of a module that takes long to load; None where nothing has loaded it, so nothing is of it."""
+    return getattr(sys.modules.get(module), name, None)
 
 
 def scan(data: bytes, start: int, forbidden: frozenset[int] = frozenset()) -> None:
