@@ -115,12 +115,8 @@ async def _look(client: Control) -> None:
         SandboxDied: the machine has ended.
     """
     found = wire.items(*(("idfile", path) for path in IDENTITY_PATHS), ("program", inside.HOOK))
-    try:
-        await client.ask(wire.Op.LOOK, found)
-    except SandboxError as error:
-        # A guest of an older image cannot; its forks look by themselves.
-        if "errno" not in error.fields:
-            raise
+    # Where the guest cannot, its forks look by themselves.
+    await client.ask_if_able(wire.Op.LOOK, found)
 
 
 class _Saver:

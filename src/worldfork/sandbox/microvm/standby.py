@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from worldfork.core.errors import LaunchFailed, SandboxError, WorldforkError
+from worldfork.core.errors import LaunchFailed, WorldforkError
 from worldfork.core.remove import remove_tree
 from worldfork.sandbox.driver import StartPlan
 from worldfork.sandbox.microvm import qmp
-from worldfork.sandbox.microvm.control import Control, control
+from worldfork.sandbox.microvm.control import control
 from worldfork.sandbox.microvm.keep import STATE_FD, Kept, is_readable
 from worldfork.sandbox.microvm.manifest import MANIFEST, DiskChain
 from worldfork.sandbox.microvm.starting import Origin, resume
@@ -213,18 +213,9 @@ async def _bring_up(kept: Kept, run: Path, generation: int, origin: Origin) -> N
             await kept.ready()
             async with control(run) as guest:
                 await resume(guest, generation)
-                await _rehearse(guest)
+                # The first program that a guest runs takes far more than others.
+                await guest.ask_if_able(Op.REHEARSE)
             await monitor.execute("stop")
-
-
-async def _rehearse(guest: Control) -> None:
-    """Let a guest run a program that does nothing, outside of its sandbox: the first one takes far more than others."""
-    try:
-        await guest.ask(Op.REHEARSE)
-    except SandboxError as error:
-        # A guest of an older image cannot; whoever takes it waits a little longer for his first command.
-        if "errno" not in error.fields:
-            raise
 
 
 def settle(waiting: Waiting, plan: StartPlan) -> bool:
