@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 import struct
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +30,10 @@ def _record_of(path: bytes, name: bytes) -> bytes:
 
 
 class FakeFiles:
-    """Answers `read`, `write`, `list`, `stat`, `mkdir`, `symlink`, `chmod` and `delete` below `root`."""
+    """Answers `read`, `write`, `list`, `stat`, `mkdir`, `symlink`, `chmod` and `delete` below `root`.
+
+    Output goes within the credit that its reader gave, as from the real one.
+    """
 
     def __init__(self, init: FakeInit, root: Path) -> None:
         self._init = init
@@ -38,6 +42,8 @@ class FakeFiles:
         self.answers: dict[tuple[bytes, ...], Callable[[int], list[bytes]]] = {}
         """Made-up answers to exact requests."""
         self.sent_bytes = 0
+        self._room_bytes: dict[int, int] = {}
+        self._unsent: dict[int, deque[bytes]] = {}
 
     def _path(self, path: bytes) -> bytes:
         return os.path.join(self._root, path.lstrip(b"/"))
@@ -54,8 +60,11 @@ class FakeFiles:
             await self._init.send(ending(frame.channel, 4, -9, 9))
         elif frame.kind == wire.STDIN:
             await self._stdin(frame)
+        elif frame.kind == wire.CREDIT:
+            self._room_bytes[frame.channel] += wire.Cursor(frame.payload).u32()
+            await self._send(frame.channel)
         elif frame.kind == wire.EXEC:
-            argv = self._argv(frame.payload)
+            argv = self._argv(frame)
             if argv[0] == b"write":
                 self._writes[frame.channel] = (argv, bytearray())
                 return
@@ -65,12 +74,25 @@ class FakeFiles:
                 )
             except OSError as error:
                 frames = [ending(frame.channel, 0, error.errno or 0)]
-            self.sent_bytes += sum(map(len, frames))
-            await self._init.send(*frames)
+            self._unsent[frame.channel] = deque(frames)
+            await self._send(frame.channel)
 
-    def _argv(self, payload: bytes) -> list[bytes]:
-        cursor = wire.Cursor(payload)
-        flags, *_ = cursor.take(struct.Struct("<IIQI"))
+    async def _send(self, channel: int) -> None:
+        unsent = self._unsent.get(channel, deque())
+        sent: list[bytes] = []
+        while unsent:
+            length, kind = struct.unpack_from("<IH", unsent[0])
+            size_bytes = length if kind in (wire.STDOUT, wire.STDERR) else 0
+            if size_bytes > self._room_bytes[channel]:
+                break
+            self._room_bytes[channel] -= size_bytes
+            sent.append(unsent.popleft())
+        self.sent_bytes += sum(map(len, sent))
+        await self._init.send(*sent)
+
+    def _argv(self, frame: wire.Frame) -> list[bytes]:
+        cursor = wire.Cursor(frame.payload)
+        flags, self._room_bytes[frame.channel], *_ = cursor.take(struct.Struct("<IIQI"))
         assert flags & wire.EXEC_BUILTIN
         cursor.text(), cursor.text(), cursor.take(struct.Struct("<HHI"))
         return [cursor.raw_text() for _ in range(cursor.u32())]

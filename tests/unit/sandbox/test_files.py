@@ -75,6 +75,22 @@ def test_what_is_written_is_read(root: Path, size_bytes: int) -> None:
     with_files(root, test)
 
 
+def test_a_slow_reader_is_sent_no_more_than_it_has_room_for(root: Path) -> None:
+    content = os.urandom(2_500_000)
+    (root / "large").write_bytes(content)
+
+    async def test(connection: Connection, fake: FakeFiles) -> None:
+        taken = b""
+        async for piece in files.read_stream(connection, "/large"):
+            for _ in range(50):
+                await asyncio.sleep(0)  # turns in which more could come
+            assert fake.sent_bytes - len(taken) < 512 * 1024
+            taken += piece
+        assert taken == content
+
+    with_files(root, test)
+
+
 def test_a_file_above_the_limit_is_not_read(root: Path) -> None:
     (root / "large").write_bytes(b"x" * 5_000_000)
 
