@@ -85,7 +85,7 @@ def test_a_client_that_dies_takes_its_commands_along(box: Sandbox, elsewhere: El
     client = elsewhere(program, box.sandbox_id)
     wait_for(box, "/srv/begun")
     wait_for(box, "/srv/kept")
-    assert processes(box) == 4
+    assert eventually(lambda: processes(box) == 4)
     client.kill()
     client.wait()
     # What was started to stay stays, and the sandbox with it.

@@ -166,7 +166,8 @@ def test_what_is_not_in_a_snapshot_is_said(sandboxes: Sandboxes, box: Sandbox) -
 @pytest.mark.behaviour("checkpoint-8")
 def test_a_snapshot_says_what_it_is(sandboxes: Sandboxes, box: Sandbox, base: str) -> None:
     box.write_file("/srv/f", b"1")
-    snapshot = box.checkpoint(checkpoint_type=CheckpointType.FILESYSTEM, label="one")
+    # Else its status may change between two looks.
+    snapshot = box.checkpoint(checkpoint_type=CheckpointType.FILESYSTEM, label="one", wait_until="completed")
     assert (snapshot.sandbox_id, snapshot.label, snapshot.snapshot_type, snapshot.base_image) == (
         box.sandbox_id, "one", CheckpointType.FILESYSTEM, base,
     )  # fmt: skip

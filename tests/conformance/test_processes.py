@@ -8,6 +8,7 @@ import signal
 import pytest
 from tests.conformance.conftest import Elsewhere, finish
 from tests.conformance.inside import processes, shell, wait_for
+from tests.conformance.test_lifetime import eventually
 
 from worldfork import ConfigError, Sandbox, SandboxError
 
@@ -29,7 +30,7 @@ def test_a_started_process_outlives_the_call(box: Sandbox) -> None:
     assert environ[-1] == "/usr"
     assert box.get_process(info.pid).status == "running"
     assert [row.pid for row in box.list_processes()] == [info.pid]
-    assert processes(box) == 2  # the shell and its sleep
+    assert eventually(lambda: processes(box) == 2)  # the shell and its sleep
 
 
 @pytest.mark.behaviour("process-2")

@@ -11,7 +11,8 @@ from pathlib import Path
 from worldfork.core.errors import Corrupt, Locked, OutOfSpace, StoreError, WorldforkError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
+"""No descriptor is free, of this process or of the whole host."""
 FIND_DAMAGE = "run `worldfork store check`, which names what is damaged"
 _MAKE_ROOM = "delete snapshots or free disk space; deletion works on a full disk"
 
@@ -21,7 +22,7 @@ def from_system(error: OSError, doing: str) -> WorldforkError:
     text = f"{doing}: {error.strerror or error}"
     if error.errno in _FULL:
         return OutOfSpace(text, remedy=_MAKE_ROOM, scope="host", errno=error.errno)
-    remedy = "raise the limit of open files (ulimit -n)" if error.errno in _OUT_OF_FILES else ""
+    remedy = "raise the limit of open files (ulimit -n)" if error.errno in OUT_OF_FILES else ""
     return StoreError(text, remedy=remedy, errno=error.errno)
 
 

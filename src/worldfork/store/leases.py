@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from worldfork.core.errors import Corrupt, NotFound
 from worldfork.core.ids import PREFIXES, check_id
 from worldfork.store import locks
-from worldfork.store.failures import FIND_DAMAGE, typed
+from worldfork.store.failures import FIND_DAMAGE, OUT_OF_FILES, from_system, typed
 from worldfork.store.faultpoints import fault
 from worldfork.store.layers import require_layers
 from worldfork.store.owner import OwnedStore, frees_space
@@ -167,9 +167,13 @@ class Leases(OwnedStore):
             db.executemany("DELETE FROM holders WHERE holder_id = ?", chosen)
         fault("release:committed")
         for (holder_id,) in chosen:
-            with typed(f"the lock of {holder_id} cannot be removed"):
+            try:
                 # Where its PID 1 is still on its way out, the next sweep does it.
                 locks.remove_if_free(self.lock_path(holder_id))
+            except OSError as error:
+                # It holds no more. Where no descriptor is free just now, the next sweep removes the file.
+                if error.errno not in OUT_OF_FILES:
+                    raise from_system(error, f"the lock of {holder_id} cannot be removed") from error
 
     def holders(self) -> list[Holder]:
         """Return all holders, living and dead, the oldest first."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import resource
+
 import pytest
 from tests.stores import add_snapshot, in_child
 
@@ -89,6 +92,33 @@ def test_release_is_for_many_and_idempotent(store: Store) -> None:
         store.holder(ids[0])
     with pytest.raises(NotFound):
         store.update_facts(ids[0], "{}")
+
+
+def test_release_does_without_a_free_descriptor(store: Store) -> None:
+    sandbox = new_id("sb")
+    store.hold([Holder(sandbox)])
+    store.lock_path(sandbox).write_text("")
+    held: list[int] = []
+
+    def run_out() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+
+    def work() -> None:
+        assert store.holders() != []
+        run_out()
+        try:
+            store.release([sandbox])
+        finally:
+            for descriptor in held:
+                os.close(descriptor)
+        assert store.holders() == []
+        assert store.lock_path(sandbox).exists()
+
+    assert in_child(work) == 0
+    assert store.sweep().leftovers == [f"locks/{sandbox}"]
 
 
 def test_a_process_may_hold_by_its_own_lock(store: Store) -> None:
