@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from worldfork.core.errors import Corrupt, NotFound
 from worldfork.core.ids import PREFIXES, check_id
 from worldfork.store import locks
-from worldfork.store.failures import FIND_DAMAGE, OUT_OF_FILES, from_system, typed
+from worldfork.store.failures import FIND_DAMAGE, OUT_OF_FILES, from_system
 from worldfork.store.faultpoints import fault
 from worldfork.store.layers import require_layers
 from worldfork.store.owner import OwnedStore, frees_space

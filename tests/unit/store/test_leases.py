@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 
@@ -102,7 +103,7 @@ def test_release_does_without_a_free_descriptor(store: Store) -> None:
 
     def run_out() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-        with pytest.raises(OSError, match="Too many open files"):
+        with contextlib.suppress(OSError):
             while True:
                 held.append(os.open("/dev/null", os.O_RDONLY))
 
