@@ -8,9 +8,10 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tests.roots import make_small_root
 
 from worldfork import AsyncSandbox, NotFound, Sandbox, SandboxDied, SandboxError, SandboxStatus
 from worldfork.lineage.place import place
+from worldfork.records.sandbox import SandboxFacts
 
 
 def eventually(true: Callable[[], bool], timeout_s: float = 15) -> bool:
@@ -204,6 +206,34 @@ def test_a_dead_init_is_an_error_and_takes_nobody_along(sandboxes: Sandboxes) ->
     assert two.run("echo", ["on"]).stdout == "on\n"
     one.terminate()
     assert left_of(one.sandbox_id) == []
+
+
+@pytest.mark.behaviour("lifetime-7")
+def test_who_ends_a_dead_one_waits_for_whoever_clears_it_away(
+    sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = sandboxes.create()
+    here, live = place(), place().live[box.sandbox_id]
+    begun, goes_on = threading.Event(), threading.Event()
+    dispose = here.dispose
+
+    def slowly(facts: SandboxFacts) -> bool:
+        begun.set()
+        assert goes_on.wait(20)
+        return dispose(facts)
+
+    monkeypatch.setattr(here, "dispose", slowly)
+    os.kill(init_of(box), signal.SIGKILL)
+    assert eventually(lambda: not live.alive())
+    with ThreadPoolExecutor(3) as threads:
+        watch = threads.submit(live.end_now)
+        assert begun.wait(20)
+        others = [threads.submit(box.terminate), threads.submit(live.end_now)]
+        assert wait(others, timeout=0.2).done == set()
+        goes_on.set()
+        for other in (watch, *others):
+            other.result(20)
+    assert left_of(box.sandbox_id) == []
 
 
 def init_of(box: Sandbox) -> int:

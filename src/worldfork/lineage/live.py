@@ -9,11 +9,13 @@ import resource
 import select
 import signal
 import socket
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from worldfork.core.errors import SandboxDied, SandboxError, WorldforkError
+from worldfork.core.threads import in_thread
 from worldfork.lineage.connections import Connections
 from worldfork.lineage.deaths import asked, condemned, exit_of, found_dead, left
 from worldfork.lineage.place import Place
@@ -34,6 +36,8 @@ _POLL_S = 0.005
 """Between two looks at the lock of a PID 1 that is not ours to wait for."""
 
 _all: weakref.WeakSet[Live] = weakref.WeakSet()
+_claims = threading.Lock()
+"""Held while somebody claims to end one: the watch does so in a thread of its own."""
 
 
 class Live:
@@ -52,6 +56,8 @@ class Live:
         self._leash: int | None = None
         self._connections = Connections()
         self._over = False
+        self._clearing: threading.Event | None = None
+        """Set once `end_now`, which may be at it in another thread, is through."""
         self._taking = False
         self._taken = False
         self._ending: asyncio.Task[None] | None = None
@@ -106,8 +112,9 @@ class Live:
         return not self._over and self._lives()
 
     def _lives(self) -> bool:
-        if self._pidfd is not None:
-            return not _is_readable(self._pidfd, 0)
+        pidfd = self._pidfd  # the watch may close it meanwhile
+        if pidfd is not None:
+            return not _is_readable(pidfd, 0)
         return self.place.store.is_alive(self.sandbox_id)
 
     def rlimits(self) -> tuple[tuple[int, int, int], ...]:
@@ -203,10 +210,11 @@ class Live:
         while self._taking:
             await asyncio.sleep(_POLL_S)
         failed = self._ending is not None and self._ending.done() and self._ending.exception() is not None
-        if failed or not self._over:
+        if failed or self._claim_end():
             self._note_end(death or asked())
-            self._over = True
             self._ending = asyncio.ensure_future(self._end())
+        if self._clearing is not None:
+            await in_thread(self._clearing.wait, _EXIT_S)
         if self._ending is None or self._ending.get_loop() is not asyncio.get_running_loop():
             return
         try:
@@ -217,7 +225,11 @@ class Live:
 
     def end_now(self) -> None:
         """The same without an event loop: at the end of the interpreter, or for one that died. Blocking."""
-        if self._over or self._owner_pid != os.getpid():
+        if self._owner_pid != os.getpid():
+            return
+        if self._over:
+            if self._clearing is not None:
+                self._clearing.wait(_EXIT_S)
             return
         if self.facts.detached and self.alive():
             self._close_descriptors()
@@ -227,8 +239,16 @@ class Live:
                 return
         except WorldforkError:
             return  # nobody knows now; the next look, or the next sweep, does it
+        clearing = threading.Event()
+        if not self._claim_end(clearing):
+            return
+        try:
+            self._end_now()
+        finally:
+            clearing.set()
+
+    def _end_now(self) -> None:
         self._note_end(left())
-        self._over = True
         self.place.live.pop(self.sandbox_id, None)
         self._kill()
         if self._pidfd is not None:
@@ -237,6 +257,14 @@ class Live:
         with contextlib.suppress(WorldforkError, OSError):
             self._dispose()
         self.place.tidy_soon()
+
+    def _claim_end(self, clearing: threading.Event | None = None) -> bool:
+        """Whether the caller is to end it, since nobody else has begun to."""
+        with _claims:
+            if self._over:
+                return False
+            self._over, self._clearing = True, clearing
+            return True
 
     async def wait_ended(self) -> None:
         """Return when its PID 1 has ended."""
@@ -420,6 +448,8 @@ async def _until_readable(fd: int) -> None:
 
 
 def _forked() -> None:
+    global _claims
+    _claims = threading.Lock()
     for live in list(_all):
         live._abandon()
 
