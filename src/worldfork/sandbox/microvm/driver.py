@@ -34,9 +34,10 @@ from worldfork.sandbox.microvm.memories import Memories
 from worldfork.sandbox.microvm.saving import MemorySaved, save_memory
 from worldfork.sandbox.microvm.sizes import behind_card, check_memory, group_items
 from worldfork.sandbox.microvm.sizes import machine_size as machine_size
-from worldfork.sandbox.microvm.standby import Kind, Standby, Waiting, bring_up, enter_groups, kind_of, put_away, settle
+from worldfork.sandbox.microvm.standby import Standby
 from worldfork.sandbox.microvm.starting import Origin
 from worldfork.sandbox.microvm.template import ensure_template
+from worldfork.sandbox.microvm.waiting import Kind, Waiting, bring_up, enter_groups, kind_of, put_away, settle
 from worldfork.sandbox.namespace import natural_form
 
 _log = logging.getLogger("worldfork")
@@ -296,7 +297,7 @@ class MicrovmDriver:
         return connection
 
     def _begin_next(self, host: Host, plan: StartPlan, origin: Origin) -> None:
-        """Let a machine like this one wait for the next sandbox, if that is possible. Blocking."""
+        """Let machines like this one wait for the next sandboxes, if that is possible. Blocking."""
         kind = kind_of(plan, origin)
         if kind is None:
             return

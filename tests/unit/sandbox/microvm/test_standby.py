@@ -1,9 +1,10 @@
-"""A machine that waits for the next sandbox: taken whole, or gone without a trace."""
+"""Machines that wait for the next sandboxes: taken whole, or gone without a trace."""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import os
 import select
 import signal
@@ -25,8 +26,9 @@ from worldfork.sandbox.driver import StartPlan
 from worldfork.sandbox.microvm.control import control
 from worldfork.sandbox.microvm.keep import Kept, base_items, start_keep
 from worldfork.sandbox.microvm.manifest import DiskFile, write_saved
-from worldfork.sandbox.microvm.standby import Kind, Standby, Waiting, enter_groups, kind_of, put_away, settle
+from worldfork.sandbox.microvm.standby import Standby
 from worldfork.sandbox.microvm.starting import Origin
+from worldfork.sandbox.microvm.waiting import Kind, Waiting, enter_groups, kind_of, put_away, settle
 from worldfork.sandbox.microvm.wire import Op
 
 PROGRAM = Path(stand_in.__file__).read_text(encoding="utf-8")
@@ -46,7 +48,7 @@ def top(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def standby(top: Path) -> Iterator[Standby]:
-    found = Standby(top)
+    found = Standby(top, places=1)
     yield found
     assert not found.drop(0.0)
     assert list(top.iterdir()) == []
@@ -68,8 +70,7 @@ def kind(wanted: StartPlan, tmp_path: Path) -> Kind:
 
 
 def take(standby: Standby, kind: Kind) -> Waiting:
-    assert standby._waiting is not None
-    assert select.select([standby._waiting.kept.sock], [], [], 20)[0]
+    assert select.select([standby._waiting[0].kept.sock], [], [], 20)[0]
     waiting = standby.take(kind)
     assert waiting is not None
     return waiting
@@ -105,7 +106,7 @@ def test_only_its_own_kind_is_taken(standby: Standby, wanted: StartPlan, kind: K
     assert standby.take(other) is None
     assert standby.take(None) is None
     standby.stock(other, wanted, begin)
-    assert standby.take(kind) is None, "one waits at a time"
+    assert standby.take(kind) is None, "one kind waits at a time"
 
 
 def test_what_can_only_be_made_for_one(wanted: StartPlan, kind: Kind, tmp_path: Path) -> None:
@@ -120,8 +121,7 @@ def test_what_can_only_be_made_for_one(wanted: StartPlan, kind: Kind, tmp_path: 
 
 def test_one_that_has_ended_is_not_handed_out(standby: Standby, wanted: StartPlan, kind: Kind, top: Path) -> None:
     standby.stock(kind, wanted, begin)
-    waiting = standby._waiting
-    assert waiting is not None
+    (waiting,) = standby._waiting
     os.kill(waiting.kept.pid, signal.SIGKILL)
     os.waitid(os.P_PID, waiting.kept.pid, os.WEXITED | os.WNOWAIT)
     assert standby.take(kind) is None
@@ -162,6 +162,82 @@ def test_who_comes_while_one_is_begun_gets_that_one(standby: Standby, wanted: St
     making.join()
     assert found[0] is not None
     put_away(found[0])
+
+
+def counting(most: threading.Semaphore, begun: list[StartPlan], planned: StartPlan) -> tuple[Kept, int]:
+    """Begin, one for each that the test lets through."""
+    assert most.acquire(timeout=20)
+    begun.append(planned)
+    return begin(planned)
+
+
+def test_so_many_wait_as_there_are_places(wanted: StartPlan, kind: Kind, top: Path) -> None:
+    standby = Standby(top, places=3)
+    standby.stock(kind, wanted, begin)
+    taken = [standby.take(kind) for _ in range(4)]
+    assert taken[3] is None
+    places = {waiting.place for waiting in taken if waiting is not None}
+    assert len(places) == 3
+    for waiting in taken[:3]:
+        assert waiting is not None
+        put_away(waiting)
+    standby.stock(kind, wanted, begin)
+    assert not standby.drop(0.0)
+    assert list(top.iterdir()) == []
+
+
+def test_each_that_is_begun_is_for_one_who_waits(wanted: StartPlan, kind: Kind, top: Path) -> None:
+    standby = Standby(top, places=2)
+    may, begun, found = threading.Semaphore(0), list[StartPlan](), list[Waiting | None]()
+    begins = functools.partial(counting, may, begun)
+    making = [threading.Thread(target=standby.stock, args=(kind, wanted, begins)) for _ in range(2)]
+    taking = [threading.Thread(target=lambda: found.append(standby.take(kind))) for _ in range(2)]
+    for thread in making:
+        thread.start()
+    while standby._coming < 2:
+        time.sleep(0.001)
+    for thread in taking:
+        assert standby.comes(kind)
+        awaiting = standby._awaiting
+        thread.start()
+        while standby._awaiting == awaiting:
+            time.sleep(0.001)
+    assert not standby.comes(kind)
+    assert standby.take(kind) is None, "two are for those who wait already"
+    may.release(2)
+    for thread in taking:
+        thread.join()
+    places = {waiting.place for waiting in found if waiting is not None}
+    assert len(places) == 2
+    for waiting in found:
+        assert waiting is not None
+        put_away(waiting)
+    may.release(4)
+    for thread in making:
+        thread.join()
+    assert 2 <= len(begun) <= 4
+    assert not standby.drop(0.0)
+    assert list(top.iterdir()) == []
+
+
+def test_none_is_begun_once_all_were_let_go(wanted: StartPlan, kind: Kind, top: Path) -> None:
+    standby = Standby(top, places=2)
+    may, begun = threading.Semaphore(0), list[StartPlan]()
+    making = threading.Thread(target=standby.stock, args=(kind, wanted, functools.partial(counting, may, begun)))
+    making.start()
+    while not standby._coming:
+        time.sleep(0.001)
+    left: list[bool] = []
+    dropping = threading.Thread(target=lambda: left.append(standby.drop(0.0)))
+    dropping.start()
+    while not standby._drops:
+        time.sleep(0.001)
+    may.release(2)
+    making.join()
+    dropping.join()
+    assert left == [False]
+    assert len(begun) == 1
+    assert list(top.iterdir()) == []
 
 
 def test_one_that_cannot_be_begun_holds_nobody_up(standby: Standby, wanted: StartPlan, kind: Kind, top: Path) -> None:
@@ -222,8 +298,7 @@ def test_what_a_killed_process_left_goes(standby: Standby, wanted: StartPlan, ki
 
 def test_a_forked_child_lets_go_of_the_parents(standby: Standby, wanted: StartPlan, kind: Kind) -> None:
     standby.stock(kind, wanted, begin)
-    waiting = standby._waiting
-    assert waiting is not None
+    (waiting,) = standby._waiting
     again = os.dup(waiting.kept.sock.fileno())
     standby.forget()
     assert waiting.kept.sock.fileno() == -1
