@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -193,6 +194,37 @@ def test_a_disk_that_shows_one_part_over_and_over_is_not_written_out(tmp_path: P
     with pytest.raises(Corrupt, match="more than it holds"):
         flatten(tmp_path / "whole.qcow2", [forged])
     assert not (tmp_path / "whole.qcow2").exists()
+
+
+def test_a_disk_that_shows_one_table_over_and_over_is_not_read_out(tmp_path: Path) -> None:
+    forged = tmp_path / "forged.qcow2"
+    qcow2.write_overlay(forged, DISK_BYTES, "")
+    rows = DISK_BYTES // CLUSTER_BYTES // (CLUSTER_BYTES // 8)
+    with forged.open("r+b") as file:
+        table = file.seek(0, os.SEEK_END)
+        file.write(struct.pack(">Q", 1) * (CLUSTER_BYTES // 8))
+        file.seek(3 * CLUSTER_BYTES)
+        file.write(struct.pack(">Q", table | 1 << 63) * rows)
+    with pytest.raises(Corrupt, match="more than it holds"):
+        flatten(tmp_path / "whole.qcow2", [forged])
+
+
+def test_a_disk_full_of_zeros_takes_little_memory(tmp_path: Path) -> None:
+    forged = tmp_path / "forged.qcow2"
+    qcow2.write_overlay(forged, DISK_BYTES, "")
+    rows = 64
+    with forged.open("r+b") as file:
+        first = file.seek(0, os.SEEK_END)
+        file.write(struct.pack(">Q", 1) * (CLUSTER_BYTES // 8 * rows))
+        file.seek(3 * CLUSTER_BYTES)
+        file.write(b"".join(struct.pack(">Q", first + row * CLUSTER_BYTES | 1 << 63) for row in range(rows)))
+    tracemalloc.start()
+    try:
+        flatten(tmp_path / "whole.qcow2", [forged])
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < rows * 2 * CLUSTER_BYTES + (4 << 20)
 
 
 def test_costs_of_a_machine_that_has_other_memory_are_not_told(machine: StandIn) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import struct
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from worldfork.core.errors import Corrupt
+from worldfork.sandbox.microvm.blank import DISK_BYTES
 from worldfork.sandbox.microvm.qcow2 import CLUSTER_BYTES, header, length_bytes
 
 _MAGIC: Final = b"QFI\xfb"
@@ -24,12 +26,19 @@ _COPIED: Final = 1 << 63
 _ZERO: Final = 1
 _COUNTS: Final = CLUSTER_BYTES // 2
 """That one block of reference counts has."""
-_CLUSTERS_LIMIT: Final = 1 << 26
 _DIRTY: Final = 1
 """The one incompatible feature that a file which was not closed may have: its reference counts are not up to date."""
 
-Source = tuple[int, int]
-"""A descriptor, and where in it a cluster is; an offset of 0 where it reads as zeros."""
+_NOTHING: Final = -1
+
+
+class _Row:
+    """Where the clusters of one table are, in a fixed room however many there are."""
+
+    def __init__(self) -> None:
+        self.offsets = array("q", [_NOTHING]) * _ENTRIES
+        """In its file; 0 where a cluster reads as zeros."""
+        self.files = array("H", [0]) * _ENTRIES
 
 
 def flatten(target: Path, files: Sequence[Path]) -> None:
@@ -45,21 +54,21 @@ def flatten(target: Path, files: Sequence[Path]) -> None:
     """
     opened: list[int] = []
     try:
-        sources: dict[int, Source] = {}
+        rows: dict[int, _Row] = {}
         sizes = set()
-        for path in files:
+        for number, path in enumerate(files):
             opened.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
             reader = _Reader(path, opened[-1])
             sizes.add(reader.size_bytes)
-            for cluster, offset in reader.clusters():
-                sources.setdefault(cluster, (opened[-1], offset))
-            if len(sources) > _CLUSTERS_LIMIT:
-                raise reader.damaged("it has too many clusters")
+            for at, index, offset in reader.clusters():
+                row = rows[at] if at in rows else rows.setdefault(at, _Row())
+                if row.offsets[index] == _NOTHING:
+                    row.offsets[index], row.files[index] = offset, number
         if len(sizes) != 1:
             raise Corrupt("the files of a disk differ in size", expected="one size", actual=sorted(sizes))
         out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
         try:
-            _write(out, sizes.pop(), sources)
+            _write(out, sizes.pop(), rows, opened)
         except BaseException:
             os.unlink(target)
             raise
@@ -83,33 +92,33 @@ class _Reader:
         fields = _FIXED.unpack(raw)
         magic, version, _, _, bits, self.size_bytes, encryption, self._maps, self._first = fields[:9]
         known = (magic, version, 1 << bits if bits < 32 else 0, encryption) == (_MAGIC, 3, CLUSTER_BYTES, 0)
-        if not known or fields[13] & ~_DIRTY or self.size_bytes > 1 << 44:
+        if not known or fields[13] & ~_DIRTY or self.size_bytes > DISK_BYTES:
             raise self.damaged("it is no file of ours")
         if self._maps > -(-self.size_bytes // (CLUSTER_BYTES * _ENTRIES)) + 1:
             raise self.damaged("its map is too long")
 
-    def clusters(self) -> Iterator[tuple[int, int]]:
-        """Yield (number in the disk, offset in the file) of each cluster that this file has; 0 for one of zeros."""
+    def clusters(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (number of a table, place in it, offset in the file) of each cluster; an offset of 0 for zeros."""
         last = -(-self.size_bytes // CLUSTER_BYTES)
-        # A part that is shown over and over would make a small file a large one.
+        # A part, or a table, that is shown over and over would make a small file a large one.
         left = -(-self._file_bytes // CLUSTER_BYTES)
         for number, entry in enumerate(self._table(self._first, self._maps)):
             place = entry & _OFFSET
             if not place:
                 continue
+            left -= 1
             for index, word in enumerate(self._table(place, _ENTRIES)):
                 offset = word & _OFFSET
                 if word & _COMPRESSED:
                     raise self.damaged("a part of it is compressed")
                 if not offset and not word & _ZERO:
                     continue
-                cluster = number * _ENTRIES + index
-                if cluster >= last or offset % CLUSTER_BYTES or offset >= self._file_bytes:
+                if number * _ENTRIES + index >= last or offset % CLUSTER_BYTES or offset >= self._file_bytes:
                     raise self.damaged("a part of it lies outside of it")
                 left -= not word & _ZERO
                 if left < 0:
                     raise self.damaged("it shows more than it holds")
-                yield cluster, 0 if word & _ZERO else offset
+                yield number, index, 0 if word & _ZERO else offset
 
     def _table(self, at: int, count: int) -> tuple[int, ...]:
         raw = os.pread(self._fd, count * 8, at)
@@ -121,23 +130,22 @@ class _Reader:
         return Corrupt(f"the disk {self._path} is damaged: {why}", expected="a qcow2 file", actual=why)
 
 
-def _write(out: int, size_bytes: int, sources: dict[int, Source]) -> None:
+def _write(out: int, size_bytes: int, rows: dict[int, _Row], opened: Sequence[int]) -> None:
     # As in an empty one: the header, the table of reference counts, one block of counts, and the first map.
     (_, fields), *_ = header(size_bytes, "")
-    first_map, free = 3, length_bytes(size_bytes) // CLUSTER_BYTES
-    tables: dict[int, int] = {}
-    for number in sorted({cluster // _ENTRIES for cluster in sources}):
-        tables[number] = free
-        free += 1
-    words: dict[int, int] = {}
-    for cluster in sorted(sources):
-        fd, offset = sources[cluster]
-        if not offset:
-            words[cluster] = _ZERO
-            continue
-        words[cluster] = free * CLUSTER_BYTES | _COPIED
-        _copy(fd, offset, out, free * CLUSTER_BYTES)
-        free += 1
+    first_map, first_table = 3, length_bytes(size_bytes) // CLUSTER_BYTES
+    free = first_table + len(rows)
+    for place, number in enumerate(sorted(rows), first_table):
+        words = []
+        for offset, file in zip(rows[number].offsets, rows[number].files, strict=True):
+            if offset > 0:
+                words.append(free * CLUSTER_BYTES | _COPIED)
+                _copy(opened[file], offset, out, free * CLUSTER_BYTES)
+                free += 1
+            else:
+                words.append(0 if offset == _NOTHING else _ZERO)
+        _pwrite(out, struct.pack(f">{_ENTRIES}Q", *words), place * CLUSTER_BYTES)
+        _pwrite(out, struct.pack(">Q", place * CLUSTER_BYTES | _COPIED), first_map * CLUSTER_BYTES + number * 8)
     blocks = 1
     while blocks * _COUNTS < free + blocks - 1:
         blocks += 1
@@ -148,10 +156,6 @@ def _write(out: int, size_bytes: int, sources: dict[int, Source]) -> None:
     for number, place in enumerate(places):
         count = min(_COUNTS, free - number * _COUNTS)
         _pwrite(out, struct.pack(">H", 1) * count, place * CLUSTER_BYTES)
-    for number, place in tables.items():
-        row = [words.get(cluster, 0) for cluster in range(number * _ENTRIES, (number + 1) * _ENTRIES)]
-        _pwrite(out, struct.pack(f">{_ENTRIES}Q", *row), place * CLUSTER_BYTES)
-        _pwrite(out, struct.pack(">Q", place * CLUSTER_BYTES | _COPIED), first_map * CLUSTER_BYTES + number * 8)
     os.ftruncate(out, free * CLUSTER_BYTES)
 
 

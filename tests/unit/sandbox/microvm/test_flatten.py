@@ -113,7 +113,7 @@ def test_many_clusters_need_more_than_one_block_of_counts(tmp_path: Path, monkey
             file.write(struct.pack(">Q", place + row * CLUSTER_BYTES))
             file.seek(place + row * CLUSTER_BYTES)
             file.write(struct.pack(">Q", place) * ENTRIES)
-        file.truncate(place + 5 * ENTRIES * CLUSTER_BYTES)  # it has to be as long as what it shows
+        file.truncate(place + 5 * (ENTRIES + 1) * CLUSTER_BYTES)  # it has to be as long as what it shows
     # Only where they are counts here, and they are 2.5 GiB.
     monkeypatch.setattr("worldfork.sandbox.microvm.flatten._copy", lambda *_: None)
     flatten(tmp_path / "one", [disk])
