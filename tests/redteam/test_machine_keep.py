@@ -29,8 +29,10 @@ pytestmark = pytest.mark.slow
 HOSTILE = """
 import os, socket, struct, sys, threading
 sock = socket.socket(fileno=16)
-def frame(kind, payload=b"", stream=0):
-    sock.sendall(struct.pack("<IHH", len(payload), kind, stream) + payload)
+def framed(kind, payload=b"", stream=0):
+    return struct.pack("<IHH", len(payload), kind, stream) + payload
+def frame(*what):
+    sock.sendall(framed(*what))
 def shout():
     block = b"x" * 65536
     while True:
@@ -44,7 +46,12 @@ def take():
 how = os.environ["HOW"]
 if how == "silent":
     threading.Event().wait()
-frame(9, take()[2])
+hello = framed(9, take()[2])
+if how == "early":
+    # In one piece, so that they are there before anybody can ask.
+    for tag in range(1, 200):
+        hello += framed(5, struct.pack("<HHIi", 4, 0, tag, 0) + b"forged")
+sock.sendall(hello)
 if how == "loud":
     for _ in range(4):
         threading.Thread(target=shout, daemon=True).start()
@@ -52,9 +59,6 @@ if how == "flood":
     answer = struct.pack("<HHIi", 4, 0, 99, 0) + bytes(60000)
     while True:
         frame(5, answer)
-if how == "early":
-    for tag in range(1, 200):
-        frame(5, struct.pack("<HHIi", 4, 0, tag, 0) + b"forged")
 if how == "half":
     sock.sendall(struct.pack("<IHH", 60000, 5, 0) + b"and no more")
 if how.startswith("says "):

@@ -42,6 +42,7 @@ from worldfork.sandbox.namespace import natural_form
 
 _log = logging.getLogger("worldfork")
 START_S: Final = 30.0
+_STANDBY: Final = "worldfork-standby"
 
 _SENT_BEYOND_BYTES: Final = 64 << 20
 
@@ -151,7 +152,8 @@ class MicrovmDriver:
         finally:
             others = self._count(-1)
         if not others:  # while others start, it would only take their time
-            asyncio.get_running_loop().run_in_executor(None, self._begin_next, host, plan, origin)
+            # `Standby.drop` waits for it; a loop that ends need not.
+            threading.Thread(target=self._begin_next, args=(host, plan, origin), name=_STANDBY, daemon=True).start()
         return Started(pid=kept.pid, connection=connection, leash=kept.let_go())
 
     async def reroot(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Final
 
 from worldfork.core.errors import WorldforkError
 from worldfork.core.remove import remove_tree
+from worldfork.sandbox.accounting import machine_used_s
 from worldfork.sandbox.driver import StartPlan
 from worldfork.sandbox.microvm.keep import Kept
 from worldfork.sandbox.microvm.waiting import BEGIN_S, LOCK, Kind, Waiting, has_ended, put_away
@@ -22,6 +24,10 @@ from worldfork.sandbox.microvm.waiting import BEGIN_S, LOCK, Kind, Waiting, has_
 _PREFIX: Final = ".standby-"
 _YOUNG_S: Final = 60.0
 """So long nobody takes a place without a lock for one that was left behind."""
+_LOOK_S: Final = 0.02
+"""Between two looks at the processors, which count in hundredths of a second."""
+_BUSY_S: Final = 2.0
+"""So long one that is to be begun waits for an idle processor."""
 PLACES: Final = 2
 """Who forks one after another takes one at about the rate at which two processors begin them: with a single place, one
 of them would stand idle while a caller waits."""
@@ -38,11 +44,13 @@ class Standby:
     Args:
         top: the directory in which their places are made, on the file system of run directories.
         places: so many wait, or are being begun, at most.
+        used_s: seconds for which processors of this host have been at work, all together.
     """
 
-    def __init__(self, top: Path, places: int = PLACES) -> None:
+    def __init__(self, top: Path, places: int = PLACES, used_s: Callable[[], float] = machine_used_s) -> None:
         self._top = top
         self._places = places
+        self._used_s = used_s
         self._changed = threading.Condition()
         self._kind: Kind | None = None
         self._waiting: deque[Waiting] = deque()
@@ -67,7 +75,10 @@ class Standby:
             drops, untidy, self._tidied = self._drops, not self._tidied, True
         if untidy:
             self._tidy()
-        while self._takes_place(kind, drops):
+        while self._may_begin(kind, drops):
+            self._await_idle(drops)
+            if not self._takes_place(kind, drops):
+                return
             waiting = None
             try:
                 waiting = self._begin(kind, plan, begin)
@@ -79,18 +90,42 @@ class Standby:
                         self._since_s = time.monotonic()
                     self._changed.notify_all()
 
-    def _takes_place(self, kind: Kind, drops: int) -> bool:
-        """Take a place for one that is to be begun, if there is one and nobody has let go of all since."""
+    def _may_begin(self, kind: Kind, drops: int) -> bool:
+        """Whether there is a place for one of a kind, and nobody has let go of all since."""
         with self._changed:
-            if self.useless or drops != self._drops or (self._coming and self._kind != kind):
+            if self.useless or drops != self._drops:
+                return False
+            if self._kind != kind:
+                return not self._coming
+            return len(self._waiting) + self._coming < self._places
+
+    def _takes_place(self, kind: Kind, drops: int) -> bool:
+        """Take a place for one that is to be begun, if it may be."""
+        with self._changed:
+            if not self._may_begin(kind, drops):
                 return False
             if self._kind != kind:
                 self._put_down()
                 self._kind = kind
-            if len(self._waiting) + self._coming >= self._places:
-                return False
             self._coming += 1
             return True
+
+    def _await_idle(self, drops: int) -> None:
+        """Let those who were started do first what they were started for: wait until a processor is idle, or a while.
+
+        Sixteen that start at once take all processors for a second or two.
+        """
+        processors, deadline_s = os.cpu_count() or 1, time.monotonic() + _BUSY_S
+        since_s, used_s = time.monotonic(), self._used_s()
+        while since_s < deadline_s:
+            with self._changed:
+                if self._changed.wait_for(lambda: drops != self._drops, _LOOK_S):
+                    return
+            now_s, now_used_s = time.monotonic(), self._used_s()
+            idle_s = processors * (now_s - since_s) - (now_used_s - used_s)
+            if idle_s > (now_s - since_s) / 2 or math.isnan(idle_s):  # not told
+                return
+            since_s, used_s = now_s, now_used_s
 
     def _begin(self, kind: Kind, plan: StartPlan, begin: Begin) -> Waiting:
         name = f"{_PREFIX.lstrip('.')}{os.urandom(8).hex()}"

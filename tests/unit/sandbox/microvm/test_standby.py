@@ -48,7 +48,7 @@ def top(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def standby(top: Path) -> Iterator[Standby]:
-    found = Standby(top, places=1)
+    found = Standby(top, places=1, used_s=lambda: 0.0)
     yield found
     assert not found.drop(0.0)
     assert list(top.iterdir()) == []
@@ -172,7 +172,7 @@ def counting(most: threading.Semaphore, begun: list[StartPlan], planned: StartPl
 
 
 def test_so_many_wait_as_there_are_places(wanted: StartPlan, kind: Kind, top: Path) -> None:
-    standby = Standby(top, places=3)
+    standby = Standby(top, places=3, used_s=lambda: 0.0)
     standby.stock(kind, wanted, begin)
     taken = [standby.take(kind) for _ in range(4)]
     assert taken[3] is None
@@ -187,7 +187,7 @@ def test_so_many_wait_as_there_are_places(wanted: StartPlan, kind: Kind, top: Pa
 
 
 def test_each_that_is_begun_is_for_one_who_waits(wanted: StartPlan, kind: Kind, top: Path) -> None:
-    standby = Standby(top, places=2)
+    standby = Standby(top, places=2, used_s=lambda: 0.0)
     may, begun, found = threading.Semaphore(0), list[StartPlan](), list[Waiting | None]()
     begins = functools.partial(counting, may, begun)
     making = [threading.Thread(target=standby.stock, args=(kind, wanted, begins)) for _ in range(2)]
@@ -220,8 +220,32 @@ def test_each_that_is_begun_is_for_one_who_waits(wanted: StartPlan, kind: Kind, 
     assert list(top.iterdir()) == []
 
 
+def test_none_is_begun_while_all_processors_are_busy(wanted: StartPlan, kind: Kind, top: Path) -> None:
+    idle = threading.Event()
+    looks: list[float] = []
+
+    def used_s() -> float:
+        looks.append(time.monotonic())
+        return 0.0 if idle.is_set() else looks[-1] * (os.cpu_count() or 1)
+
+    standby = Standby(top, places=1, used_s=used_s)
+    making = threading.Thread(target=standby.stock, args=(kind, wanted, begin))
+    making.start()
+    while len(looks) < 5:
+        time.sleep(0.001)
+    assert not standby.comes(kind), "nobody is to wait for it"
+    assert standby.take(kind) is None
+    assert list(top.iterdir()) == []
+    idle.set()
+    making.join()
+    waiting = standby.take(kind)
+    assert waiting is not None
+    put_away(waiting)
+    assert not standby.drop(0.0)
+
+
 def test_none_is_begun_once_all_were_let_go(wanted: StartPlan, kind: Kind, top: Path) -> None:
-    standby = Standby(top, places=2)
+    standby = Standby(top, places=2, used_s=lambda: 0.0)
     may, begun = threading.Semaphore(0), list[StartPlan]()
     making = threading.Thread(target=standby.stock, args=(kind, wanted, functools.partial(counting, may, begun)))
     making.start()
