@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 import threading
@@ -12,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from worldfork.core.errors import DriverUnavailable, LaunchFailed, SandboxDied, WorldforkError
+from worldfork.core.errors import DriverUnavailable, LaunchFailed, SandboxDied
 from worldfork.core.settings import Settings
 from worldfork.core.shielded import to_its_end
 from worldfork.core.threads import in_thread
@@ -40,9 +39,7 @@ from worldfork.sandbox.microvm.template import ensure_template
 from worldfork.sandbox.microvm.waiting import Kind, Waiting, bring_up, enter_groups, kind_of, put_away, settle
 from worldfork.sandbox.namespace import natural_form
 
-_log = logging.getLogger("worldfork")
 START_S: Final = 30.0
-_STANDBY: Final = "worldfork-standby"
 
 _SENT_BEYOND_BYTES: Final = 64 << 20
 
@@ -152,8 +149,7 @@ class MicrovmDriver:
         finally:
             others = self._count(-1)
         if not others:  # while others start, it would only take their time
-            # `Standby.drop` waits for it; a loop that ends need not.
-            threading.Thread(target=self._begin_next, args=(host, plan, origin), name=_STANDBY, daemon=True).start()
+            self._begin_next(host, plan, origin)
         return Started(pid=kept.pid, connection=connection, leash=kept.let_go())
 
     async def reroot(
@@ -299,7 +295,7 @@ class MicrovmDriver:
         return connection
 
     def _begin_next(self, host: Host, plan: StartPlan, origin: Origin) -> None:
-        """Let machines like this one wait for the next sandboxes, if that is possible. Blocking."""
+        """Let machines like this one wait for the next sandboxes, if that is possible. Not blocking."""
         kind = kind_of(plan, origin)
         if kind is None:
             return
@@ -314,10 +310,7 @@ class MicrovmDriver:
             bring_up(kept, Path(planned.facts.run), generation, origin)
             return kept, generation
 
-        try:
-            self._standby.stock(kind, plan, begin)
-        except (WorldforkError, OSError) as error:
-            _log.debug("no machine waits for the next sandbox: %s", error)
+        self._standby.stock(kind, plan, begin)
 
 
 async def _lent(work: Coroutine[Any, Any, Origin]) -> Origin:

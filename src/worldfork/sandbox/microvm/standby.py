@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import math
 import os
 import threading
@@ -21,6 +22,8 @@ from worldfork.sandbox.driver import StartPlan
 from worldfork.sandbox.microvm.keep import Kept
 from worldfork.sandbox.microvm.waiting import BEGIN_S, LOCK, Kind, Waiting, has_ended, put_away
 
+_log = logging.getLogger("worldfork")
+_THREAD: Final = "worldfork-standby"
 _PREFIX: Final = ".standby-"
 _YOUNG_S: Final = 60.0
 """So long nobody takes a place without a lock for one that was left behind."""
@@ -58,6 +61,8 @@ class Standby:
         """So many are being begun."""
         self._awaiting = 0
         """So many callers wait for one of those."""
+        self._stocking = 0
+        """So many threads begin some, or are about to."""
         self._since_s = 0.0
         self._tidied = False
         self._drops = 0
@@ -65,14 +70,38 @@ class Standby:
         self.useless = False
         """Whether none is begun any more: what cannot be renamed cannot be taken."""
 
-    def stock(self, kind: Kind, plan: StartPlan, begin: Begin) -> None:
-        """Begin machines like that of `plan` until no place is left; those of another kind go. Blocking.
+    def stock(self, kind: Kind, plan: StartPlan, begin: Begin) -> threading.Thread:
+        """Begin machines like that of `plan` until no place is left; those of another kind go.
 
-        Raises:
-            WorldforkError, OSError: one cannot be begun.
+        Returns:
+            The thread that does it, for which `drop` waits.
         """
         with self._changed:
-            drops, untidy, self._tidied = self._drops, not self._tidied, True
+            drops = self._drops
+            self._stocking += 1
+        thread = threading.Thread(target=self._stock, args=(kind, plan, begin, drops), name=_THREAD, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread is to be had, and the next one starts as it would have
+            self._note_stocked()
+        return thread
+
+    def _stock(self, kind: Kind, plan: StartPlan, begin: Begin, drops: int) -> None:
+        try:
+            self._fill(kind, plan, begin, drops)
+        except (WorldforkError, OSError) as error:
+            _log.debug("no machine waits for the next sandbox: %s", error)
+        finally:
+            self._note_stocked()
+
+    def _note_stocked(self) -> None:
+        with self._changed:
+            self._stocking -= 1
+            self._changed.notify_all()
+
+    def _fill(self, kind: Kind, plan: StartPlan, begin: Begin, drops: int) -> None:
+        with self._changed:
+            untidy, self._tidied = not self._tidied, True
         if untidy:
             self._tidy()
         while self._may_begin(kind, drops):
@@ -170,15 +199,15 @@ class Standby:
         with self._changed:
             if not unused_s:
                 self._drops += 1
-                self._changed.wait_for(lambda: not self._coming, BEGIN_S)
+                self._changed.wait_for(lambda: not self._stocking, BEGIN_S)
             if time.monotonic() - self._since_s >= unused_s:
                 self._put_down()
-            return bool(self._waiting or self._coming)
+            return bool(self._waiting or self._stocking)
 
     def forget(self) -> None:
         """In a forked child: close our copies of what is the parent's."""
         self._changed = threading.Condition()
-        self._coming = self._awaiting = 0
+        self._coming = self._awaiting = self._stocking = 0
         while self._waiting:
             fd = self._waiting.pop().kept.let_go()
             if fd >= 0:

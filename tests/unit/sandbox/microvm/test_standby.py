@@ -79,7 +79,7 @@ def take(standby: Standby, kind: Kind) -> Waiting:
 def test_the_one_that_waits_becomes_the_sandboxs(standby: Standby, wanted: StartPlan, kind: Kind) -> None:
     run = Path(wanted.facts.run)
     (run / "upper.0").mkdir()
-    standby.stock(kind, wanted, begin)
+    standby.stock(kind, wanted, begin).join()
     waiting = take(standby, kind)
     assert standby.take(kind) is None
 
@@ -101,11 +101,11 @@ def test_the_one_that_waits_becomes_the_sandboxs(standby: Standby, wanted: Start
 
 
 def test_only_its_own_kind_is_taken(standby: Standby, wanted: StartPlan, kind: Kind) -> None:
-    standby.stock(kind, wanted, begin)
+    standby.stock(kind, wanted, begin).join()
     other = replace(kind, cpus=3.0)
     assert standby.take(other) is None
     assert standby.take(None) is None
-    standby.stock(other, wanted, begin)
+    standby.stock(other, wanted, begin).join()
     assert standby.take(kind) is None, "one kind waits at a time"
 
 
@@ -120,7 +120,7 @@ def test_what_can_only_be_made_for_one(wanted: StartPlan, kind: Kind, tmp_path: 
 
 
 def test_one_that_has_ended_is_not_handed_out(standby: Standby, wanted: StartPlan, kind: Kind, top: Path) -> None:
-    standby.stock(kind, wanted, begin)
+    standby.stock(kind, wanted, begin).join()
     (waiting,) = standby._waiting
     os.kill(waiting.kept.pid, signal.SIGKILL)
     os.waitid(os.P_PID, waiting.kept.pid, os.WEXITED | os.WNOWAIT)
@@ -129,7 +129,7 @@ def test_one_that_has_ended_is_not_handed_out(standby: Standby, wanted: StartPla
 
 
 def test_it_rests_only_so_long(standby: Standby, wanted: StartPlan, kind: Kind, top: Path) -> None:
-    standby.stock(kind, wanted, begin)
+    standby.stock(kind, wanted, begin).join()
     assert standby.drop(60.0)
     assert not standby.drop(0.0)
     assert standby.take(kind) is None
@@ -146,9 +146,8 @@ def test_who_comes_while_one_is_begun_gets_that_one(standby: Standby, wanted: St
         return begun
 
     found: list[Waiting | None] = []
-    making = threading.Thread(target=standby.stock, args=(kind, wanted, slowly))
     taking = threading.Thread(target=lambda: found.append(standby.take(kind)))
-    making.start()
+    making = standby.stock(kind, wanted, slowly)
     assert reached.wait(20)
     assert standby.comes(kind)
     assert not standby.comes(replace(kind, cpus=3.0))
@@ -173,7 +172,7 @@ def counting(most: threading.Semaphore, begun: list[StartPlan], planned: StartPl
 
 def test_so_many_wait_as_there_are_places(wanted: StartPlan, kind: Kind, top: Path) -> None:
     standby = Standby(top, places=3, used_s=lambda: 0.0)
-    standby.stock(kind, wanted, begin)
+    standby.stock(kind, wanted, begin).join()
     taken = [standby.take(kind) for _ in range(4)]
     assert taken[3] is None
     places = {waiting.place for waiting in taken if waiting is not None}
@@ -181,7 +180,7 @@ def test_so_many_wait_as_there_are_places(wanted: StartPlan, kind: Kind, top: Pa
     for waiting in taken[:3]:
         assert waiting is not None
         put_away(waiting)
-    standby.stock(kind, wanted, begin)
+    standby.stock(kind, wanted, begin).join()
     assert not standby.drop(0.0)
     assert list(top.iterdir()) == []
 
@@ -190,10 +189,8 @@ def test_each_that_is_begun_is_for_one_who_waits(wanted: StartPlan, kind: Kind, 
     standby = Standby(top, places=2, used_s=lambda: 0.0)
     may, begun, found = threading.Semaphore(0), list[StartPlan](), list[Waiting | None]()
     begins = functools.partial(counting, may, begun)
-    making = [threading.Thread(target=standby.stock, args=(kind, wanted, begins)) for _ in range(2)]
     taking = [threading.Thread(target=lambda: found.append(standby.take(kind))) for _ in range(2)]
-    for thread in making:
-        thread.start()
+    making = [standby.stock(kind, wanted, begins) for _ in range(2)]
     while standby._coming < 2:
         time.sleep(0.001)
     for thread in taking:
@@ -229,13 +226,13 @@ def test_none_is_begun_while_all_processors_are_busy(wanted: StartPlan, kind: Ki
         return 0.0 if idle.is_set() else looks[-1] * (os.cpu_count() or 1)
 
     standby = Standby(top, places=1, used_s=used_s)
-    making = threading.Thread(target=standby.stock, args=(kind, wanted, begin))
-    making.start()
+    making = standby.stock(kind, wanted, begin)
     while len(looks) < 5:
         time.sleep(0.001)
     assert not standby.comes(kind), "nobody is to wait for it"
     assert standby.take(kind) is None
     assert list(top.iterdir()) == []
+    assert standby.drop(60.0), "one that is about to be begun counts"
     idle.set()
     making.join()
     waiting = standby.take(kind)
@@ -247,8 +244,7 @@ def test_none_is_begun_while_all_processors_are_busy(wanted: StartPlan, kind: Ki
 def test_none_is_begun_once_all_were_let_go(wanted: StartPlan, kind: Kind, top: Path) -> None:
     standby = Standby(top, places=2, used_s=lambda: 0.0)
     may, begun = threading.Semaphore(0), list[StartPlan]()
-    making = threading.Thread(target=standby.stock, args=(kind, wanted, functools.partial(counting, may, begun)))
-    making.start()
+    making = standby.stock(kind, wanted, functools.partial(counting, may, begun))
     while not standby._coming:
         time.sleep(0.001)
     left: list[bool] = []
@@ -268,8 +264,7 @@ def test_one_that_cannot_be_begun_holds_nobody_up(standby: Standby, wanted: Star
     def fails(planned: StartPlan) -> tuple[Kept, int]:
         raise LaunchFailed("it cannot")
 
-    with pytest.raises(LaunchFailed):
-        standby.stock(kind, wanted, fails)
+    standby.stock(kind, wanted, fails).join()
     assert not standby.comes(kind)
     assert standby.take(kind) is None
     assert list(top.iterdir()) == []
@@ -278,7 +273,7 @@ def test_one_that_cannot_be_begun_holds_nobody_up(standby: Standby, wanted: Star
 def test_a_lock_elsewhere_means_that_nothing_is_taken(
     standby: Standby, wanted: StartPlan, kind: Kind, top: Path
 ) -> None:
-    standby.stock(kind, wanted, begin)
+    standby.stock(kind, wanted, begin).join()
     waiting = take(standby, kind)
     assert not settle(waiting, replace(wanted, lock="/proc/lock"))
     assert list(top.iterdir()) == []
@@ -286,7 +281,7 @@ def test_a_lock_elsewhere_means_that_nothing_is_taken(
 
 
 def test_one_that_fails_half_way_is_gone(standby: Standby, wanted: StartPlan, kind: Kind, top: Path) -> None:
-    standby.stock(kind, wanted, begin)
+    standby.stock(kind, wanted, begin).join()
     waiting = take(standby, kind)
     elsewhere = replace(wanted, facts=replace(wanted.facts, run="/proc/nowhere"))
     with pytest.raises(LaunchFailed):
@@ -313,7 +308,7 @@ def test_what_a_killed_process_left_goes(standby: Standby, wanted: StartPlan, ki
             (place / "lock").touch()
         if name == "old":
             os.utime(place, (1, time.time() - 3600))
-    standby.stock(kind, wanted, begin)
+    standby.stock(kind, wanted, begin).join()
     left = {path.name for path in top.iterdir()}
     assert ".standby-young" in left
     assert left.isdisjoint({".standby-dead", ".standby-old"})
@@ -321,7 +316,7 @@ def test_what_a_killed_process_left_goes(standby: Standby, wanted: StartPlan, ki
 
 
 def test_a_forked_child_lets_go_of_the_parents(standby: Standby, wanted: StartPlan, kind: Kind) -> None:
-    standby.stock(kind, wanted, begin)
+    standby.stock(kind, wanted, begin).join()
     (waiting,) = standby._waiting
     again = os.dup(waiting.kept.sock.fileno())
     standby.forget()
