@@ -70,13 +70,15 @@ class Standby:
         self.useless = False
         """Whether none is begun any more: what cannot be renamed cannot be taken."""
 
-    def stock(self, kind: Kind, plan: StartPlan, begin: Begin) -> threading.Thread:
+    def stock(self, kind: Kind, plan: StartPlan, begin: Begin) -> threading.Thread | None:
         """Begin machines like that of `plan` until no place is left; those of another kind go.
 
         Returns:
-            The thread that does it, for which `drop` waits.
+            The thread that does it, for which `drop` waits; None if as many are at it as there are places.
         """
         with self._changed:
+            if self._stocking >= self._places:
+                return None
             drops = self._drops
             self._stocking += 1
         thread = threading.Thread(target=self._stock, args=(kind, plan, begin, drops), name=_THREAD, daemon=True)

@@ -26,7 +26,7 @@ from worldfork.sandbox.driver import StartPlan
 from worldfork.sandbox.microvm.control import control
 from worldfork.sandbox.microvm.keep import Kept, base_items, start_keep
 from worldfork.sandbox.microvm.manifest import DiskFile, write_saved
-from worldfork.sandbox.microvm.standby import Standby
+from worldfork.sandbox.microvm.standby import Begin, Standby
 from worldfork.sandbox.microvm.starting import Origin
 from worldfork.sandbox.microvm.waiting import Kind, Waiting, enter_groups, kind_of, put_away, settle
 from worldfork.sandbox.microvm.wire import Op
@@ -69,6 +69,12 @@ def kind(wanted: StartPlan, tmp_path: Path) -> Kind:
     return found
 
 
+def stock(standby: Standby, kind: Kind, plan: StartPlan, begins: Begin = begin) -> threading.Thread:
+    thread = standby.stock(kind, plan, begins)
+    assert thread is not None
+    return thread
+
+
 def take(standby: Standby, kind: Kind) -> Waiting:
     assert select.select([standby._waiting[0].kept.sock], [], [], 20)[0]
     waiting = standby.take(kind)
@@ -79,7 +85,7 @@ def take(standby: Standby, kind: Kind) -> Waiting:
 def test_the_one_that_waits_becomes_the_sandboxs(standby: Standby, wanted: StartPlan, kind: Kind) -> None:
     run = Path(wanted.facts.run)
     (run / "upper.0").mkdir()
-    standby.stock(kind, wanted, begin).join()
+    stock(standby, kind, wanted).join()
     waiting = take(standby, kind)
     assert standby.take(kind) is None
 
@@ -101,11 +107,11 @@ def test_the_one_that_waits_becomes_the_sandboxs(standby: Standby, wanted: Start
 
 
 def test_only_its_own_kind_is_taken(standby: Standby, wanted: StartPlan, kind: Kind) -> None:
-    standby.stock(kind, wanted, begin).join()
+    stock(standby, kind, wanted).join()
     other = replace(kind, cpus=3.0)
     assert standby.take(other) is None
     assert standby.take(None) is None
-    standby.stock(other, wanted, begin).join()
+    stock(standby, other, wanted).join()
     assert standby.take(kind) is None, "one kind waits at a time"
 
 
@@ -120,7 +126,7 @@ def test_what_can_only_be_made_for_one(wanted: StartPlan, kind: Kind, tmp_path: 
 
 
 def test_one_that_has_ended_is_not_handed_out(standby: Standby, wanted: StartPlan, kind: Kind, top: Path) -> None:
-    standby.stock(kind, wanted, begin).join()
+    stock(standby, kind, wanted).join()
     (waiting,) = standby._waiting
     os.kill(waiting.kept.pid, signal.SIGKILL)
     os.waitid(os.P_PID, waiting.kept.pid, os.WEXITED | os.WNOWAIT)
@@ -129,7 +135,7 @@ def test_one_that_has_ended_is_not_handed_out(standby: Standby, wanted: StartPla
 
 
 def test_it_rests_only_so_long(standby: Standby, wanted: StartPlan, kind: Kind, top: Path) -> None:
-    standby.stock(kind, wanted, begin).join()
+    stock(standby, kind, wanted).join()
     assert standby.drop(60.0)
     assert not standby.drop(0.0)
     assert standby.take(kind) is None
@@ -147,7 +153,7 @@ def test_who_comes_while_one_is_begun_gets_that_one(standby: Standby, wanted: St
 
     found: list[Waiting | None] = []
     taking = threading.Thread(target=lambda: found.append(standby.take(kind)))
-    making = standby.stock(kind, wanted, slowly)
+    making = stock(standby, kind, wanted, slowly)
     assert reached.wait(20)
     assert standby.comes(kind)
     assert not standby.comes(replace(kind, cpus=3.0))
@@ -172,7 +178,7 @@ def counting(most: threading.Semaphore, begun: list[StartPlan], planned: StartPl
 
 def test_so_many_wait_as_there_are_places(wanted: StartPlan, kind: Kind, top: Path) -> None:
     standby = Standby(top, places=3, used_s=lambda: 0.0)
-    standby.stock(kind, wanted, begin).join()
+    stock(standby, kind, wanted).join()
     taken = [standby.take(kind) for _ in range(4)]
     assert taken[3] is None
     places = {waiting.place for waiting in taken if waiting is not None}
@@ -180,7 +186,7 @@ def test_so_many_wait_as_there_are_places(wanted: StartPlan, kind: Kind, top: Pa
     for waiting in taken[:3]:
         assert waiting is not None
         put_away(waiting)
-    standby.stock(kind, wanted, begin).join()
+    stock(standby, kind, wanted).join()
     assert not standby.drop(0.0)
     assert list(top.iterdir()) == []
 
@@ -190,7 +196,8 @@ def test_each_that_is_begun_is_for_one_who_waits(wanted: StartPlan, kind: Kind, 
     may, begun, found = threading.Semaphore(0), list[StartPlan](), list[Waiting | None]()
     begins = functools.partial(counting, may, begun)
     taking = [threading.Thread(target=lambda: found.append(standby.take(kind))) for _ in range(2)]
-    making = [standby.stock(kind, wanted, begins) for _ in range(2)]
+    making = [stock(standby, kind, wanted, begins) for _ in range(2)]
+    assert standby.stock(kind, wanted, begins) is None, "as many are at it as there are places"
     while standby._coming < 2:
         time.sleep(0.001)
     for thread in taking:
@@ -226,7 +233,7 @@ def test_none_is_begun_while_all_processors_are_busy(wanted: StartPlan, kind: Ki
         return 0.0 if idle.is_set() else looks[-1] * (os.cpu_count() or 1)
 
     standby = Standby(top, places=1, used_s=used_s)
-    making = standby.stock(kind, wanted, begin)
+    making = stock(standby, kind, wanted)
     while len(looks) < 5:
         time.sleep(0.001)
     assert not standby.comes(kind), "nobody is to wait for it"
@@ -244,7 +251,7 @@ def test_none_is_begun_while_all_processors_are_busy(wanted: StartPlan, kind: Ki
 def test_none_is_begun_once_all_were_let_go(wanted: StartPlan, kind: Kind, top: Path) -> None:
     standby = Standby(top, places=2, used_s=lambda: 0.0)
     may, begun = threading.Semaphore(0), list[StartPlan]()
-    making = standby.stock(kind, wanted, functools.partial(counting, may, begun))
+    making = stock(standby, kind, wanted, functools.partial(counting, may, begun))
     while not standby._coming:
         time.sleep(0.001)
     left: list[bool] = []
@@ -264,7 +271,7 @@ def test_one_that_cannot_be_begun_holds_nobody_up(standby: Standby, wanted: Star
     def fails(planned: StartPlan) -> tuple[Kept, int]:
         raise LaunchFailed("it cannot")
 
-    standby.stock(kind, wanted, fails).join()
+    stock(standby, kind, wanted, fails).join()
     assert not standby.comes(kind)
     assert standby.take(kind) is None
     assert list(top.iterdir()) == []
@@ -273,7 +280,7 @@ def test_one_that_cannot_be_begun_holds_nobody_up(standby: Standby, wanted: Star
 def test_a_lock_elsewhere_means_that_nothing_is_taken(
     standby: Standby, wanted: StartPlan, kind: Kind, top: Path
 ) -> None:
-    standby.stock(kind, wanted, begin).join()
+    stock(standby, kind, wanted).join()
     waiting = take(standby, kind)
     assert not settle(waiting, replace(wanted, lock="/proc/lock"))
     assert list(top.iterdir()) == []
@@ -281,7 +288,7 @@ def test_a_lock_elsewhere_means_that_nothing_is_taken(
 
 
 def test_one_that_fails_half_way_is_gone(standby: Standby, wanted: StartPlan, kind: Kind, top: Path) -> None:
-    standby.stock(kind, wanted, begin).join()
+    stock(standby, kind, wanted).join()
     waiting = take(standby, kind)
     elsewhere = replace(wanted, facts=replace(wanted.facts, run="/proc/nowhere"))
     with pytest.raises(LaunchFailed):
@@ -308,7 +315,7 @@ def test_what_a_killed_process_left_goes(standby: Standby, wanted: StartPlan, ki
             (place / "lock").touch()
         if name == "old":
             os.utime(place, (1, time.time() - 3600))
-    standby.stock(kind, wanted, begin).join()
+    stock(standby, kind, wanted).join()
     left = {path.name for path in top.iterdir()}
     assert ".standby-young" in left
     assert left.isdisjoint({".standby-dead", ".standby-old"})
@@ -316,7 +323,7 @@ def test_what_a_killed_process_left_goes(standby: Standby, wanted: StartPlan, ki
 
 
 def test_a_forked_child_lets_go_of_the_parents(standby: Standby, wanted: StartPlan, kind: Kind) -> None:
-    standby.stock(kind, wanted, begin).join()
+    stock(standby, kind, wanted).join()
     (waiting,) = standby._waiting
     again = os.dup(waiting.kept.sock.fileno())
     standby.forget()
