@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
+from worldfork.core import heap
 from worldfork.core.clock import SystemClock
 from worldfork.core.errors import SandboxError, StoreError, WorldforkError
 from worldfork.core.settings import Settings, load_settings
@@ -294,6 +295,7 @@ class Place:
             self.store.empty_trash()
         except (WorldforkError, OSError) as error:
             _log.warning("the trash could not be emptied: %s", error)
+        heap.give_back()
 
     def _settle(self) -> None:
         """After a start: finish what a dead process began, and clear away what it left."""
