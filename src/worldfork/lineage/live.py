@@ -213,7 +213,7 @@ class Live:
         if failed or self._claim_end():
             self._note_end(death or asked())
             self._ending = asyncio.ensure_future(self._end())
-        if self._clearing is not None:
+        if self._clearing is not None and not self._clearing.is_set():
             await in_thread(self._clearing.wait, _EXIT_S)
         if self._ending is None or self._ending.get_loop() is not asyncio.get_running_loop():
             return

@@ -61,7 +61,9 @@ def flatten(target: Path, files: Sequence[Path]) -> None:
             reader = _Reader(path, opened[-1])
             sizes.add(reader.size_bytes)
             for at, index, offset in reader.clusters():
-                row = rows[at] if at in rows else rows.setdefault(at, _Row())
+                if at not in rows:
+                    rows[at] = _Row()
+                row = rows[at]
                 if row.offsets[index] == _NOTHING:
                     row.offsets[index], row.files[index] = offset, number
         if len(sizes) != 1:

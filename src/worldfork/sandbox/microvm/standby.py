@@ -112,7 +112,7 @@ class Standby:
                 return
             waiting = None
             try:
-                waiting = self._begin(kind, plan, begin)
+                waiting = self._begin(plan, begin)
             finally:
                 with self._changed:
                     self._coming -= 1
@@ -158,7 +158,7 @@ class Standby:
                 return
             since_s, used_s = now_s, now_used_s
 
-    def _begin(self, kind: Kind, plan: StartPlan, begin: Begin) -> Waiting:
+    def _begin(self, plan: StartPlan, begin: Begin) -> Waiting:
         name = f"{_PREFIX.lstrip('.')}{os.urandom(8).hex()}"
         place = self._top / f".{name}"
         place.mkdir(mode=0o700)
@@ -168,7 +168,7 @@ class Standby:
         except BaseException:
             remove_tree(place)
             raise
-        return Waiting(kind, kept, place, generation)
+        return Waiting(kept, place, generation)
 
     def comes(self, kind: Kind | None) -> bool:
         """Whether none of this kind is there, and one is being begun that nobody waits for: `take` does."""

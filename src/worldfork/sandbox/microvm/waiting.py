@@ -48,7 +48,6 @@ class Kind:
 class Waiting:
     """A machine that waits."""
 
-    kind: Kind
     kept: Kept
     place: Path
     """Its run directory, until it is taken."""
